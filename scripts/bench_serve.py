@@ -291,8 +291,8 @@ def measure_fixed_batch(options):
         rounds = []
         for _ in range(options.rounds):
             with tempfile.TemporaryDirectory() as folder:
-                traces = [Path(folder) / f"{name}.json" for name in ("fixed", "online", "streams")]
-                more = ["--backend", options.backend, "--trace"]
+                traces = [Path(folder) / f"{name}.json" for name in ("fixed", *fixed_batch.KINDS)]
+                more = ["--backend", options.backend, "--trace-iterations", str(fixed_batch.ITERATIONS), "--trace"]
                 command = [run, options.model, "--json", "--max-new-tokens", str(options.tokens), "--ignore-eos", "--greedy", *more, traces[0]]
                 if options.max_batch:
                     command += ["--max-batch", str(options.max_batch)]
@@ -303,23 +303,24 @@ def measure_fixed_batch(options):
                 if options.ranks > 1:
                     command = ["mpirun", "-n", str(options.ranks), *command]
                 subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=VARIABLES)
-                for trace, stream in zip(traces[1:], (False, True)):
-                    server = ours(options, *more, trace)
+                for trace, kind in zip(traces[1:], fixed_batch.KINDS):
+                    greedy = () if kind == "sampling" else ("--greedy",)
+                    server = ours(options, *greedy, *more, trace)
                     try:
-                        fixed_batch.online(server.url, batch, options.tokens, stream)
+                        fixed_batch.online(server.url, batch, options.tokens, kind)
                         server.end()
                     finally:
                         server.stop()
-                graphs, times = zip(*(fixed_batch.iterations(trace) for trace in traces))
-                if len(set(graphs)) > 1:
+                graphs, times = zip(*(fixed_batch.iterations(trace, batch) for trace in traces))
+                if len(set.union(*graphs)) != 1:
                     sys.exit(f"bench_serve: the batches differ: {graphs}")
-                rounds.append([statistics.median(each) for each in times])
+                rounds.append(times)
         result = {"ranks": options.ranks, "batch": batch, **fixed_batch.verdict(rounds)}
         results.append(result)
         print(f"{options.ranks} ranks, batch {batch}: fixed {result['fixed_ms']:.3f} ms an iteration" + "".join(
             f"; {text} {result[name + '_ms']:.3f} ms, {100 * (result[name + '_ratio'] - 1):+.1f} % "
             f"(median of the rounds' ratios {100 * (result[name + '_median_of_ratios'] - 1):+.1f} %)"
-            for name, text in (("online", "online"), ("streams", "streamed"))), flush=True)
+            for name, text in fixed_batch.KINDS.items()), flush=True)
     return results
 
 

@@ -1,6 +1,6 @@
 //! The cores that a rank may use. mpirun's binding is ignored, because it ties a rank to one core.
 
-use crate::launcher::{self, launched_by_mpi};
+use crate::launcher::{self, Place, launched_by_mpi};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 /// The cores of this rank, and whether ranks must share them.
@@ -27,6 +27,24 @@ fn share(allowed: &[usize], rank: usize, ranks: usize) -> Cores {
         }
     } else {
         Cores { own: vec![allowed[rank * n / ranks]], shared: true }
+    }
+}
+
+/// Open MPI's parameter: a process that waits in a call of MPI yields its core.
+const YIELD: &str = "OMPI_MCA_mpi_yield_when_idle";
+
+/// Makes MPI yield the core while it waits, if this node's ranks must share cores. Otherwise each wait in MPI's start-up, in its collective
+/// calls and in its end polls for a whole time slice, while the awaited rank has no core. Open MPI decides this by the number of slots, which a
+/// host file may set to anything. A value that is set already stays.
+///
+/// # Safety
+/// No other thread runs yet: the environment changes.
+pub unsafe fn yield_in_mpi() {
+    let ranks = Place::from_environment().local_size.unwrap_or(1) as usize;
+    // One rank has nobody to yield to, however few cores there are; it also saves a look at the launcher.
+    if ranks > 1 && ranks > allowed() && std::env::var_os(YIELD).is_none() {
+        // SAFETY: the caller's.
+        unsafe { std::env::set_var(YIELD, "1") };
     }
 }
 

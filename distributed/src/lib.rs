@@ -17,6 +17,7 @@ mod heap_layout;
 mod image;
 mod latency;
 pub mod launcher;
+mod meeting;
 pub mod memory;
 mod messages;
 mod mpi_files;

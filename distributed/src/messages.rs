@@ -1,5 +1,6 @@
 //! Messages between ranks. No call here blocks: waits poll, and [`Watch`] ends the process if an awaited message does not arrive.
 
+use crate::bell::Bell;
 use crate::watch::Watch;
 use mpi::Count;
 use mpi::request::{Request, Scope, scope};
@@ -10,8 +11,13 @@ use std::time::{Duration, Instant};
 const TAG: i32 = 1;
 /// Longer messages are sent in pieces of this size, so that the watch sees progress. Must be the same on all ranks.
 const PIECE: usize = 16 << 20;
+/// Longest content that goes with the head of a message.
+const SHORT_BYTES: usize = 496;
+const HEAD_BYTES: usize = 16;
 /// A wait polls without pauses for this long, then with pauses, so that it does not take a core from a rank that works.
 const BUSY: Duration = Duration::from_millis(2);
+/// The same time where ranks share cores. There a rank that polls keeps another one from working.
+const BUSY_SHARED: Duration = Duration::from_micros(50);
 const SHORTEST_PAUSE: Duration = Duration::from_micros(50);
 const LONGEST_PAUSE: Duration = Duration::from_millis(1);
 /// A wait of this length is for something slow, or the engine is idle.
@@ -19,56 +25,90 @@ const LONG_WAIT: Duration = Duration::from_secs(2);
 /// Longest pause of such a wait.
 const IDLE_PAUSE: Duration = Duration::from_millis(10);
 
-/// Polls a request until it is done.
-fn finish<'a, D: ?Sized, S: Scope<'a>>(mut request: Request<'a, D, S>) {
-    let begin = Instant::now();
-    let mut pause = SHORTEST_PAUSE;
-    loop {
-        match request.test() {
-            Ok(_) => return,
-            Err(pending) => request = pending,
-        }
-        if begin.elapsed() < BUSY {
-            std::thread::yield_now();
-        } else {
-            std::thread::sleep(pause);
+/// A rank's messages to and from other ranks.
+#[derive(Clone, Copy)]
+pub(crate) struct Messages<'a> {
+    pub ranks: &'a SimpleCommunicator,
+    pub watch: &'a Watch,
+    /// Ranks share cores.
+    pub shared_cores: bool,
+}
+
+impl Messages<'_> {
+    /// Polls a request until it is done. In a pause, this rank's bell wakes it: a rank of the same node rings it after each message.
+    fn finish<'a, D: ?Sized, S: Scope<'a>>(&self, mut request: Request<'a, D, S>) {
+        let begin = Instant::now();
+        let busy = if self.shared_cores { BUSY_SHARED } else { BUSY };
+        let bell = self.watch.bell().map(Bell::of_hosts);
+        let mut pause = SHORTEST_PAUSE;
+        loop {
+            // Before the test, so that a ring that comes after it ends the pause at once.
+            let heard = bell.map(Bell::listen);
+            match request.test() {
+                Ok(_) => return,
+                Err(pending) => request = pending,
+            }
+            if begin.elapsed() < busy {
+                std::thread::yield_now();
+                continue;
+            }
+            match (bell, heard) {
+                (Some(bell), Some(heard)) => bell.sleep(heard, pause),
+                _ => std::thread::sleep(pause),
+            }
             let longest = if begin.elapsed() < LONG_WAIT { LONGEST_PAUSE } else { IDLE_PAUSE };
             pause = (pause * 2).min(longest);
         }
     }
-}
 
-/// Sends `bytes` to `rank` in step `step`.
-pub(crate) fn send(ranks: &SimpleCommunicator, watch: &Watch, rank: u32, step: u64, bytes: &[u8]) {
-    let process = ranks.process_at_rank(rank as Count);
-    // The step, and the number of bytes that follow.
-    let head = [step, bytes.len() as u64];
-    scope(|scope| finish(process.immediate_send_with_tag(scope, &head[..], TAG)));
-    for piece in bytes.chunks(PIECE) {
-        scope(|scope| finish(process.immediate_send_with_tag(scope, piece, TAG)));
-        watch.moved();
+    /// Sends `bytes` to `rank` in step `step`.
+    pub fn send(&self, rank: u32, step: u64, bytes: &[u8]) {
+        let process = self.ranks.process_at_rank(rank as Count);
+        let bell = self.watch.bell_of(rank).map(Bell::of_hosts);
+        let send = |message: &[u8]| {
+            scope(|scope| {
+                let request = process.immediate_send_with_tag(scope, message, TAG);
+                // A rank on another node has no bell here, and looks for the message itself.
+                bell.iter().for_each(|bell| bell.ring());
+                self.finish(request);
+            });
+        };
+        let (short, long) = bytes.split_at(bytes.len().min(SHORT_BYTES));
+        let head = [step, bytes.len() as u64].map(u64::to_ne_bytes).concat();
+        send(&[&head, short].concat());
+        for piece in long.chunks(PIECE) {
+            send(piece);
+            self.watch.moved();
+        }
     }
-}
 
-/// Receives what `rank` sends in step `step`.
-pub(crate) fn receive(ranks: &SimpleCommunicator, watch: &Watch, rank: u32, step: u64) -> Vec<u8> {
-    let process = ranks.process_at_rank(rank as Count);
-    let mut head = [0u64; 2];
-    scope(|scope| finish(process.immediate_receive_into_with_tag(scope, &mut head[..], TAG)));
-    let [its_step, length] = head;
-    if its_step != step {
-        watch.give_up(Some(format!(
-            "the ranks are out of step: in `{}`, rank {rank} is at step {its_step}, but this rank is at step {step}; this is a bug; please report it",
-            watch.phase_name()
-        )));
+    /// Receives what `rank` sends in step `step`.
+    pub fn receive(&self, rank: u32, step: u64) -> Vec<u8> {
+        let process = self.ranks.process_at_rank(rank as Count);
+        let receive = |place: &mut [u8]| {
+            scope(|scope| self.finish(process.immediate_receive_into_with_tag(scope, place, TAG)));
+        };
+        let mut first = [0; HEAD_BYTES + SHORT_BYTES];
+        receive(&mut first);
+        let (head, short) = first.split_at(HEAD_BYTES);
+        let word = |place: usize| u64::from_ne_bytes(std::array::from_fn(|i| head[8 * place + i]));
+        let (its_step, length) = (word(0), word(1) as usize);
+        if its_step != step {
+            self.watch.give_up(Some(format!(
+                "the ranks are out of step: in `{}`, rank {rank} is at step {its_step}, but this rank is at step {step}; this is a bug; please report it",
+                self.watch.phase_name()
+            )));
+        }
+        let mut bytes = vec![0; length];
+        let (begin, long) = bytes.split_at_mut(length.min(SHORT_BYTES));
+        begin.copy_from_slice(&short[..begin.len()]);
+        for piece in long.chunks_mut(PIECE) {
+            receive(piece);
+            self.watch.moved();
+        }
+        self.watch.moved();
+        bytes
     }
-    let mut bytes = vec![0; length as usize];
-    for piece in bytes.chunks_mut(PIECE) {
-        scope(|scope| finish(process.immediate_receive_into_with_tag(scope, piece, TAG)));
-        watch.moved();
-    }
-    watch.moved();
-    bytes
 }
 
 /// Packs several messages into one.

@@ -144,7 +144,13 @@ impl<'a> Timeline<'a> {
         if let Some(step) = step {
             let thread = self.workers.len();
             let graph = self.graphs.get(usize::from(step.graph)).map_or("", |g| &g.name);
-            let arguments = format!(r#","args":{{"iteration":{iteration},"graph":{}}}"#, quoted(graph));
+            let arguments = format!(
+                r#","args":{{"iteration":{iteration},"graph":{},"active":{},"rows":{},"context":{}}}"#,
+                quoted(graph),
+                step.waited_for,
+                step.peer_ns,
+                step.page_ns
+            );
             self.slice(&mut out, thread, "batch step", "step", step.fetched_ns..step.ready_ns, &arguments);
             self.slice(&mut out, thread, "hand out", "step", step.ready_ns..step.done_ns, "");
         }
@@ -406,13 +412,22 @@ mod tests {
     fn the_step_between_iterations_is_a_slice_of_its_own() {
         let none: [TaskGraph; 0] = [];
         let workers = [Row { records: vec![record(1, 100), record(2, 500)], cut: false }];
-        let step = Record { fetched_ns: 120, ready_ns: 200, done_ns: 260, ..record(2, 260) };
+        let step = Record {
+            fetched_ns: 120,
+            ready_ns: 200,
+            done_ns: 260,
+            waited_for: 3,
+            peer_ns: 5,
+            page_ns: 77,
+            ..record(2, 260)
+        };
         let steps = Row { records: vec![step], cut: false };
         let text = Timeline::new(0, &none, &workers, &steps, 0).iteration(2);
         assert!(
             text.contains(r#""name":"batch step","cat":"step","pid":0,"tid":1,"ts":0.120,"dur":0.080"#),
             "{text}"
         );
+        assert!(text.contains(r#""active":3,"rows":5,"context":77}"#), "{text}");
         assert!(
             text.contains(r#""name":"hand out","cat":"step","pid":0,"tid":1,"ts":0.200,"dur":0.060"#),
             "{text}"

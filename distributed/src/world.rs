@@ -3,7 +3,8 @@
 use crate::affinity::{Cores, cores_of_rank};
 use crate::error::{Error, Result};
 use crate::launcher::{Place, launched_by_mpi};
-use crate::messages::{pack, receive, send, unpack};
+use crate::meeting::{Meeting, numbers};
+use crate::messages::{Messages, pack, unpack};
 use crate::nodes::{Nodes, Proxy};
 use crate::watch::{Watch, WatchOptions};
 use kernels_cu::signals;
@@ -37,6 +38,8 @@ struct Mpi {
     universe: ManuallyDrop<Universe>,
     world: SimpleCommunicator,
     node: SimpleCommunicator,
+    /// Ranks of this node share cores.
+    shared_cores: bool,
 }
 
 impl World {
@@ -55,6 +58,7 @@ impl World {
         } else {
             mpi::Threading::Multiple
         };
+        let several_nodes = !place.is_one_node();
         let watch = Watch::begin(place, options);
         let world = World { tell: options.tell, watch: Some(watch), ..World::single() };
         world.phase("MPI's start-up");
@@ -62,8 +66,12 @@ impl World {
             let (universe, provided) = mpi::initialize_with_threading(wanted)
                 .ok_or_else(|| Error::MpiInit("it is initialised already".into()))?;
             let world = universe.world();
+            if several_nodes {
+                connect(&world);
+            }
             let node = world.split_shared(world.rank());
-            Ok((Mpi { universe: ManuallyDrop::new(universe), world, node }, provided))
+            let shared_cores = cores_of_rank(node.rank() as u32, node.size() as u32).shared;
+            Ok((Mpi { universe: ManuallyDrop::new(universe), world, node, shared_cores }, provided))
         })?;
         if let Some(watch) = &world.watch {
             watch.set_mpi(true);
@@ -270,7 +278,8 @@ impl World {
         self.exchange_within(Vec::new(), Some(limit));
     }
 
-    /// Returns every rank's bytes on every rank, in rank order. Rank 0 collects and distributes them.
+    /// Returns every rank's bytes on every rank, in rank order. Rank 0 collects and distributes them, with the help of each other node's
+    /// first rank.
     pub fn exchange(&self, bytes: Vec<u8>) -> Vec<Vec<u8>> {
         self.exchange_within(bytes, None)
     }
@@ -288,7 +297,8 @@ impl World {
             Some(limit) => watch.wait_within(limit),
             None => watch.wait(),
         };
-        Some(Meeting { ranks: &mpi.world, watch, step, _waiting: waiting })
+        let messages = Messages { ranks: &mpi.world, watch, shared_cores: mpi.shared_cores };
+        Some(Meeting::new(messages, &self.nodes, self.rank(), step, waiting))
     }
 
     /// The largest of the ranks' values, element by element.
@@ -303,7 +313,7 @@ impl World {
     /// Collective: nanoseconds by which `now` on rank 0 is ahead of `now` on this rank. 0 on rank 0's node, which has one clock. Exact to
     /// within half of a message's round trip.
     pub(crate) fn clock_lead(&self, now: impl Fn() -> u64) -> i64 {
-        self.meet(None).map_or(0, |meeting| meeting.clock_lead(&self.nodes, now))
+        self.meet(None).map_or(0, |meeting| meeting.clock_lead(now))
     }
 
     /// The value of each rank, in rank order.
@@ -378,68 +388,30 @@ impl World {
     }
 }
 
-/// A step that all ranks take together.
-struct Meeting<'a> {
-    ranks: &'a SimpleCommunicator,
-    watch: &'a Watch,
-    step: u64,
-    _waiting: crate::watch::Waiting<'a>,
-}
-
-impl Meeting<'_> {
-    /// On rank 0: every rank's bytes, in rank order. Empty on other ranks.
-    fn collect(&self, bytes: Vec<u8>) -> Vec<Vec<u8>> {
-        if self.ranks.rank() != 0 {
-            send(self.ranks, self.watch, 0, self.step, &bytes);
-            return Vec::new();
-        }
-        let others =
-            (1..self.ranks.size() as u32).map(|rank| receive(self.ranks, self.watch, rank, self.step));
-        std::iter::once(bytes).chain(others).collect()
-    }
-
-    /// See [`World::clock_lead`]. Rank 0 asks one rank of each other node for the time. The fastest answer counts.
-    fn clock_lead(&self, nodes: &Nodes, now: impl Fn() -> u64) -> i64 {
-        const ROUNDS: u32 = 12;
-        let (own, size) = (self.ranks.rank() as u32, self.ranks.size() as u32);
-        let time = |bytes: &[u8]| numbers(bytes).first().copied().unwrap_or(0);
-        if own != 0 {
-            if nodes.share(0, own) {
-                return 0;
+/// Connects each rank with each other one: the higher rank sends a byte, then the lower one answers. All ranks call this together, before
+/// anything else. Open MPI connects two ranks at their first message. Its TCP transport may lose the connection if both ranks, or two
+/// threads of one, begin it at the same time ("Known IPs of peer: NONE", "connect() failed"). A process then hangs in MPI.
+fn connect(ranks: &SimpleCommunicator) {
+    let (own, size) = (ranks.rank(), ranks.size());
+    let exchange = |to: std::ops::Range<i32>, from: std::ops::Range<i32>| {
+        let (byte, mut come) = ([1_u8], vec![0_u8; from.len()]);
+        mpi::request::scope(|scope| {
+            let receives: Vec<_> = from
+                .zip(come.chunks_mut(1))
+                .map(|(peer, place)| ranks.process_at_rank(peer).immediate_receive_into(scope, place))
+                .collect();
+            let sends: Vec<_> =
+                to.map(|peer| ranks.process_at_rank(peer).immediate_send(scope, &byte[..])).collect();
+            for receive in receives {
+                receive.wait();
             }
-            for _ in 0..ROUNDS {
-                receive(self.ranks, self.watch, 0, self.step);
-                send(self.ranks, self.watch, 0, self.step, &now().to_ne_bytes());
+            for send in sends {
+                send.wait();
             }
-            return time(&receive(self.ranks, self.watch, 0, self.step)) as i64;
-        }
-        for rank in (1..size).filter(|&rank| !nodes.share(0, rank)) {
-            let ask = |_| {
-                let asked = now();
-                // As long as the answer, so that both take the same time.
-                send(self.ranks, self.watch, rank, self.step, &asked.to_ne_bytes());
-                let answer = time(&receive(self.ranks, self.watch, rank, self.step));
-                let took = now().saturating_sub(asked);
-                (took, (asked + took / 2).wrapping_sub(answer))
-            };
-            let lead = (0..ROUNDS).map(ask).min().map_or(0, |(_, lead)| lead);
-            send(self.ranks, self.watch, rank, self.step, &lead.to_ne_bytes());
-        }
-        0
-    }
-
-    /// The bytes of rank 0, on every rank.
-    fn spread(&self, bytes: Vec<u8>) -> Vec<u8> {
-        if self.ranks.rank() != 0 {
-            return receive(self.ranks, self.watch, 0, self.step);
-        }
-        (1..self.ranks.size() as u32).for_each(|rank| send(self.ranks, self.watch, rank, self.step, &bytes));
-        bytes
-    }
-}
-
-fn numbers(bytes: &[u8]) -> Vec<u64> {
-    bytes.as_chunks().0.iter().map(|bytes| u64::from_ne_bytes(*bytes)).collect()
+        });
+    };
+    exchange(0..own, own + 1..size);
+    exchange(own + 1..size, 0..own);
 }
 
 /// Name of this node. MPI must be initialised.

@@ -448,7 +448,7 @@ MPK_DEVICE int next_iteration(const mpk_rank* rank, mpk_status* status, const Pu
   /* This comes before anything slow: the other ranks need it at the end of this iteration. */
   if (goes_on && !decide(rank)) abort_broadcast(rank, MPK_ABORT_PEER);
   hand_out(rank);
-  if (is_traced(rank) && code == MPK_OK && !rank->batch->stop) trace_batch_step(rank, rank->batch->iteration, rank->batch->graph, began_ns, published_ns);
+  if (is_traced(rank) && code == MPK_OK && !rank->batch->stop) trace_batch_step(rank, began_ns, published_ns);
   /* Release: pairs with claim_batch_step. This thread owns the state until then, whatever the tasks do meanwhile. */
   BatchState* state = batch_state(rank);
   if (code == MPK_OK) platform::store<platform::Scope::kDevice>(&state->open, state->iteration, platform::kRelease);

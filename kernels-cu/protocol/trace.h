@@ -29,19 +29,23 @@ MPK_DEVICE void trace_keep(const mpk_rank* rank, uint32_t row) {
   platform::store<platform::Scope::kSystem>(count, *count + 1, platform::kRelaxed);
 }
 
-/* Records a batch step that has published `iteration`: the time before the publication, and the time after it. */
-MPK_DEVICE_COLD void trace_batch_step(const mpk_rank* rank, uint32_t iteration, uint32_t graph, uint64_t began_ns, uint64_t published_ns) {
+/* Records a batch step that has published the iteration in mpk_batch: the time before the publication, and the time after it. The tasks
+ * of the iteration only read the fields used here, and the next batch step cannot begin before this one has returned. */
+MPK_DEVICE_COLD void trace_batch_step(const mpk_rank* rank, uint64_t began_ns, uint64_t published_ns) {
+  const mpk_batch* batch = rank->batch;
   mpk_trace_record* entry = trace_next(rank, rank->num_workers);
+  uint32_t context = 0;
+  for (uint32_t a = 0; a < batch->num_active; ++a) context += static_cast<uint32_t>(batch->active_context[a]);
   entry->fetched_ns = began_ns;
   entry->ready_ns = published_ns;
   entry->done_ns = platform::clock_ns();
-  entry->iteration = iteration;
+  entry->iteration = batch->iteration;
   entry->task = MPK_TASK_BEGIN;
-  entry->graph = static_cast<uint16_t>(graph);
+  entry->graph = static_cast<uint16_t>(batch->graph);
   entry->worker = static_cast<uint16_t>(rank->num_workers);
-  entry->waited_for = MPK_TRACE_NO_WAIT;
-  entry->peer_ns = 0;
-  entry->page_ns = 0;
+  entry->waited_for = batch->num_active;
+  entry->peer_ns = batch->num_rows;
+  entry->page_ns = context;
   trace_keep(rank, rank->num_workers);
 }
 

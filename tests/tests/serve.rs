@@ -16,7 +16,9 @@ fn its_tokens_are_those_of_mpk_run() {
             run = run.args(["--prompt", prompt]);
         }
         let expected = run.run_json();
-        let Server { running, address } = Server::start(ranks, &example(), &[]);
+        // With and without the sampling operators.
+        let options: &[&str] = if ranks == 1 { &[] } else { &["--greedy"] };
+        let Server { running, address } = Server::start(ranks, &example(), options);
         let body = json!({"prompt": prompts, "max_tokens": 24, "return_token_ids": true, "temperature": 0});
         let answer = Answer::post(&address, "/v1/completions", &body).json();
         let choices = answer["choices"].as_array().unwrap();
@@ -48,6 +50,24 @@ fn its_tokens_are_those_of_mpk_run() {
         );
         Server { running, address }.end();
     }
+}
+
+#[test]
+fn a_greedy_server_refuses_requests_that_sample() {
+    let Server { running, address } = Server::start(1, &example(), &["--greedy"]);
+    let ask = |name: &str, value: Value| {
+        let mut body = json!({"prompt": "In the beginning", "max_tokens": 2});
+        body[name] = value;
+        Answer::post(&address, "/v1/completions", &body)
+    };
+    for (name, value) in [("temperature", json!(0.5)), ("presence_penalty", json!(1))] {
+        let answer = ask(name, value);
+        assert_eq!(answer.status, 400, "{name}");
+        let error = answer.text();
+        assert!(error.contains(&format!(r#""param":"{name}""#)), "{error}");
+    }
+    assert_eq!(ask("temperature", json!(0)).status, 200);
+    Server { running, address }.end();
 }
 
 #[test]

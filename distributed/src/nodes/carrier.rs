@@ -1,6 +1,7 @@
 //! Messages of proxies over MPI, on a separate communicator. No call waits. Messages from one rank to another arrive in the order
 //! in which they were sent.
 
+use super::link::{Failed, Link};
 use super::ring::FRAME_BYTES;
 use mpi::ffi;
 use std::mem::MaybeUninit;
@@ -39,9 +40,6 @@ pub(super) struct Carrier {
 // SAFETY: handles of MPI, which is initialised for calls from any thread; the bytes are the carrier's own.
 unsafe impl Send for Carrier {}
 
-/// The text of a failed MPI call.
-pub(super) type Failed = String;
-
 fn check(call: &str, code: i32) -> Result<(), Failed> {
     if code == 0 { Ok(()) } else { Err(format!("{call} failed with {code}")) }
 }
@@ -66,55 +64,6 @@ impl Carrier {
         };
         (0..count).try_for_each(|peer| carrier.receive(peer))?;
         Ok(carrier)
-    }
-
-    pub fn peers(&self) -> &[u32] {
-        &self.peers
-    }
-
-    /// True if another message may be sent to this peer.
-    pub fn has_room(&self, peer: usize) -> bool {
-        self.to[peer] < MOST_TO_ONE
-    }
-
-    /// True if enough messages are on their way that it pays to check which have been sent.
-    pub fn is_crowded(&self) -> bool {
-        self.sending.len() >= MOST_TO_ONE as usize / 2
-    }
-
-    /// True if nothing is on its way to any peer.
-    pub fn is_idle(&self) -> bool {
-        self.sending.is_empty()
-    }
-
-    /// An empty buffer for a message.
-    pub fn buffer(&mut self) -> Vec<u8> {
-        let mut buffer = self.spare.pop().unwrap_or_else(|| Vec::with_capacity(MESSAGE_BYTES + FRAME_BYTES));
-        buffer.clear();
-        buffer
-    }
-
-    /// Starts to send.
-    pub fn send(&mut self, peer: usize, bytes: Vec<u8>) -> Result<(), Failed> {
-        let mut request = MaybeUninit::uninit();
-        // SAFETY: the bytes do not move until the request is done (`Sending`; a dropped carrier leaks them, see `Drop`).
-        let code = unsafe {
-            ffi::MPI_Isend(
-                bytes.as_ptr().cast(),
-                bytes.len() as i32,
-                ffi::RSMPI_UINT8_T,
-                self.peers[peer] as i32,
-                TAG,
-                self.communicator,
-                request.as_mut_ptr(),
-            )
-        };
-        check("MPI_Isend", code)?;
-        // SAFETY: set by the call, which succeeded.
-        self.sends.push(unsafe { request.assume_init() });
-        self.sending.push(Sending { peer, bytes });
-        self.to[peer] += 1;
-        Ok(())
     }
 
     /// Starts to receive the next message from a peer.
@@ -162,9 +111,54 @@ impl Carrier {
         // Undefined, which is negative, if all are null.
         Ok(&done[..count.max(0) as usize])
     }
+}
 
-    /// Recovers the buffers of sent messages. Returns true if there were any.
-    pub fn sent(&mut self) -> Result<bool, Failed> {
+impl Link for Carrier {
+    fn peers(&self) -> &[u32] {
+        &self.peers
+    }
+
+    fn has_room(&self, peer: usize) -> bool {
+        self.to[peer] < MOST_TO_ONE
+    }
+
+    fn is_crowded(&self) -> bool {
+        self.sending.len() >= MOST_TO_ONE as usize / 2
+    }
+
+    fn is_idle(&self) -> bool {
+        self.sending.is_empty()
+    }
+
+    fn buffer(&mut self) -> Vec<u8> {
+        let mut buffer = self.spare.pop().unwrap_or_else(|| Vec::with_capacity(MESSAGE_BYTES + FRAME_BYTES));
+        buffer.clear();
+        buffer
+    }
+
+    fn send(&mut self, peer: usize, bytes: Vec<u8>) -> Result<(), Failed> {
+        let mut request = MaybeUninit::uninit();
+        // SAFETY: the bytes do not move until the request is done (`Sending`; a dropped carrier leaks them, see `Drop`).
+        let code = unsafe {
+            ffi::MPI_Isend(
+                bytes.as_ptr().cast(),
+                bytes.len() as i32,
+                ffi::RSMPI_UINT8_T,
+                self.peers[peer] as i32,
+                TAG,
+                self.communicator,
+                request.as_mut_ptr(),
+            )
+        };
+        check("MPI_Isend", code)?;
+        // SAFETY: set by the call, which succeeded.
+        self.sends.push(unsafe { request.assume_init() });
+        self.sending.push(Sending { peer, bytes });
+        self.to[peer] += 1;
+        Ok(())
+    }
+
+    fn sent(&mut self) -> Result<bool, Failed> {
         if self.sends.is_empty() {
             return Ok(false);
         }
@@ -179,9 +173,7 @@ impl Carrier {
         Ok(!gone.is_empty())
     }
 
-    /// Calls `take` with each message that has arrived, and its sender's index among the peers. If `take` returns false, no more
-    /// messages are expected from that peer. Returns true if a message has arrived.
-    pub fn take(&mut self, mut take: impl FnMut(usize, &[u8]) -> bool) -> Result<bool, Failed> {
+    fn take(&mut self, mut take: impl FnMut(usize, &[u8]) -> bool) -> Result<bool, Failed> {
         let mut come = Self::test(&mut self.receives, &mut self.done, &mut self.statuses)?.to_vec();
         if come.is_empty() {
             // Open MPI reports what had arrived before it checked the network. What it finds there is reported by the second call.

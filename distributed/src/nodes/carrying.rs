@@ -8,7 +8,7 @@
 //! - a ring: there is a message of the sender's host for this rank's host, which may sleep;
 //! - goodbye: nothing else will arrive.
 
-use super::carrier::{Carrier, Failed};
+use super::link::{Failed, Link};
 use super::ring::{Applied, FRAME_BYTES, abort_frame, end_with_data, is_abort};
 use super::shared::Shared;
 use std::collections::VecDeque;
@@ -55,9 +55,9 @@ struct Peer {
     sent: Option<Instant>,
 }
 
-pub(super) struct Thread {
+pub(super) struct Thread<L> {
     shared: Arc<Shared>,
-    carrier: Carrier,
+    carrier: L,
     peers: Vec<Peer>,
     /// Number of launches whose end this rank has reported.
     told_end: u32,
@@ -78,8 +78,8 @@ fn message(mut buffer: Vec<u8>, kind: u32, number: u32) -> Vec<u8> {
     buffer
 }
 
-impl Thread {
-    pub fn new(shared: Arc<Shared>, carrier: Carrier) -> Thread {
+impl<L: Link> Thread<L> {
+    pub fn new(shared: Arc<Shared>, carrier: L) -> Thread<L> {
         let peers = vec![Peer::default(); carrier.peers().len()];
         let long_ago = Instant::now().checked_sub(BEAT).unwrap_or_else(Instant::now);
         Thread {
@@ -168,9 +168,11 @@ impl Thread {
             worked = true;
         }
         self.send_abort()?;
-        self.send_rings()?;
+        // Read before the rings. Acquire: pairs with `Shared::stop`. So a ring that the host asked for before that is sent before goodbye.
+        let stops = self.shared.stop.load(Ordering::Acquire);
+        self.send_rings(stops)?;
         self.send_life()?;
-        if self.shared.stop.load(Ordering::Relaxed) {
+        if stops {
             self.tell_all(GOODBYE, 0, &[])?;
             self.goodbye = Some(Instant::now());
         }
@@ -245,12 +247,12 @@ impl Thread {
         Ok(())
     }
 
-    /// Sends the rings that the host has asked for. Several may go as one.
-    fn send_rings(&mut self) -> std::result::Result<(), Failed> {
+    /// Sends the rings that the host has asked for. Several may go as one. The last ones do not wait for room, nor does the goodbye.
+    fn send_rings(&mut self, last: bool) -> std::result::Result<(), Failed> {
         // Acquire: pairs with `Ringer::ring`.
         let rings = self.shared.rings.load(Ordering::Acquire);
         for peer in 0..self.peers.len() {
-            if self.peers[peer].rung != rings && self.carrier.has_room(peer) {
+            if self.peers[peer].rung != rings && (last || self.carrier.has_room(peer)) {
                 self.peers[peer].rung = rings;
                 let bytes = message(self.carrier.buffer(), RING, 0);
                 self.carrier.send(peer, bytes)?;
@@ -358,3 +360,7 @@ impl Thread {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "carrying_test.rs"]
+mod tests;

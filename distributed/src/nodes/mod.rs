@@ -2,6 +2,7 @@
 
 mod carrier;
 mod carrying;
+mod link;
 mod proxy;
 mod ring;
 mod shared;
@@ -47,6 +48,21 @@ impl Nodes {
         &self.of
     }
 
+    /// The node of `rank`.
+    pub(crate) fn of_rank(&self, rank: u32) -> u32 {
+        self.of[rank as usize]
+    }
+
+    /// The ranks of `node`, in order.
+    pub(crate) fn ranks_of(&self, node: u32) -> impl Iterator<Item = u32> {
+        (0..).zip(&self.of).filter(move |(_, of)| **of == node).map(|(rank, _)| rank)
+    }
+
+    /// The first rank of `node`. Nodes are numbered in the order of these, so that of node 0 is rank 0.
+    pub(crate) fn first_of(&self, node: u32) -> u32 {
+        self.ranks_of(node).next().unwrap_or(0)
+    }
+
     /// Name of the node that `rank` is on.
     pub fn name_of(&self, rank: u32) -> &str {
         &self.names[self.of[rank as usize] as usize]
@@ -75,6 +91,9 @@ mod tests {
         assert_eq!((nodes.count(), nodes.name_of(3), nodes.name_of(4)), (3, "b", "a"));
         assert!(nodes.share(1, 3) && !nodes.share(0, 4));
         assert_eq!(nodes.elsewhere(2), [1, 3, 4]);
+        assert_eq!(nodes.ranks_of(1).collect::<Vec<_>>(), [1, 3]);
+        assert_eq!([0, 1, 2].map(|node| nodes.first_of(node)), [0, 1, 4]);
+        assert_eq!([0, 3, 4].map(|rank| nodes.of_rank(rank)), [0, 1, 2]);
         assert_eq!(Nodes::one(3, "x").elsewhere(1), [0u32; 0]);
     }
 }

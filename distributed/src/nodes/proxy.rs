@@ -2,16 +2,16 @@
 
 use super::carrier::Carrier;
 use super::carrying::Thread;
-use super::ring::{Heap, Ring, Target};
-use super::shared::Shared;
+use super::ring::{Heap, Target};
+use super::shared::{Rung, Shared};
 use crate::affinity::bind;
 use crate::bell::Bell;
 use crate::error::{Error, Result};
 use crate::watch::Watch;
 use kernels_cu::abi;
 use mpi::ffi;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
 
 /// This rank's proxy.
@@ -43,16 +43,6 @@ impl Drop for Carried<'_> {
     }
 }
 
-/// The proxy rings a host's bell until this value is dropped.
-pub(crate) struct Rung<'a>(&'a Proxy);
-
-impl Drop for Rung<'_> {
-    fn drop(&mut self) {
-        // Waits for a ring that is under way.
-        *self.0.shared.bell() = None;
-    }
-}
-
 /// Rings the bells of the peers' hosts.
 pub(crate) struct Ringer(Arc<Shared>);
 
@@ -60,8 +50,7 @@ impl Ringer {
     /// After this rank's host has sent the peers' hosts messages. A ring takes the way of the puts, so it arrives at once while kernels
     /// run, and within a few milliseconds otherwise.
     pub fn ring(&self) {
-        // Release: pairs with `send_rings`; MPI has the messages.
-        self.0.rings.fetch_add(1, Ordering::Release);
+        self.0.ring_peers();
     }
 }
 
@@ -75,18 +64,7 @@ impl Proxy {
         cores: Vec<usize>,
         watch: &Watch,
     ) -> Result<Proxy> {
-        let shared = Arc::new(Shared {
-            ring: Ring::new(rank)?,
-            target: Mutex::new(None),
-            begun: AtomicU32::new(0),
-            ended: AtomicU32::new(0),
-            over: AtomicU32::new(0),
-            shared_cores: AtomicBool::new(false),
-            stop: AtomicBool::new(false),
-            rings: AtomicU32::new(0),
-            bell: Mutex::new(None),
-            watch: watch.clone(),
-        });
+        let shared = Arc::new(Shared::new(rank, watch.clone())?);
         let carrier = Carrier::new(communicator, peers).map_err(Error::MpiInit)?;
         let of_thread = shared.clone();
         let body = move || {
@@ -150,8 +128,7 @@ impl Proxy {
 
     /// From now on, the peers' hosts can ring this bell.
     pub fn set_bell(&self, bell: Bell) -> Rung<'_> {
-        *self.shared.bell() = Some(bell);
-        Rung(self)
+        self.shared.set_bell(bell)
     }
 
     /// For this rank's host, which rings those of the peers.
@@ -161,7 +138,7 @@ impl Proxy {
 
     /// Collective: stops after all peers have said goodbye.
     pub fn stop(self) {
-        self.shared.stop.store(true, Ordering::Relaxed);
+        self.shared.stop();
         // The thread has reported to the watch if anything went wrong.
         let _ = self.thread.join();
     }

@@ -2,8 +2,9 @@
 
 use super::ring::{Ring, Target};
 use crate::bell::Bell;
+use crate::error::Result;
 use crate::watch::Watch;
-use std::sync::atomic::{AtomicBool, AtomicU32};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// The state that the rank's main thread and the proxy share.
@@ -25,7 +26,50 @@ pub(super) struct Shared {
     pub watch: Watch,
 }
 
+/// The proxy rings a host's bell until this value is dropped.
+pub(crate) struct Rung<'a>(&'a Shared);
+
+impl Drop for Rung<'_> {
+    fn drop(&mut self) {
+        // Waits for a ring that is under way.
+        *self.0.bell() = None;
+    }
+}
+
 impl Shared {
+    pub fn new(rank: u32, watch: Watch) -> Result<Shared> {
+        Ok(Shared {
+            ring: Ring::new(rank)?,
+            target: Mutex::new(None),
+            begun: AtomicU32::new(0),
+            ended: AtomicU32::new(0),
+            over: AtomicU32::new(0),
+            shared_cores: AtomicBool::new(false),
+            stop: AtomicBool::new(false),
+            rings: AtomicU32::new(0),
+            bell: Mutex::new(None),
+            watch,
+        })
+    }
+
+    /// From now on, the peers' hosts can ring this bell.
+    pub fn set_bell(&self, bell: Bell) -> Rung<'_> {
+        *self.bell() = Some(bell);
+        Rung(self)
+    }
+
+    /// Asks the proxy to ring the bells of the peers' hosts.
+    pub fn ring_peers(&self) {
+        // Release: pairs with `Thread::send_rings`; MPI has the messages.
+        self.rings.fetch_add(1, Ordering::Release);
+    }
+
+    /// Tells the proxy to stop. It still sends the rings that were asked for before.
+    pub fn stop(&self) {
+        // Release: pairs with `Thread::turn`, which reads the rings after this.
+        self.stop.store(true, Ordering::Release);
+    }
+
     pub fn bell(&self) -> MutexGuard<'_, Option<Bell>> {
         self.bell.lock().unwrap_or_else(PoisonError::into_inner)
     }

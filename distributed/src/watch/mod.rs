@@ -391,10 +391,16 @@ impl Watch {
         self.shared_slot().map(Slot::bell)
     }
 
+    /// The word that wakes the host of another rank of this node, if this rank knows its place in the table.
+    pub(crate) fn bell_of(&self, rank: u32) -> Option<&'static AtomicU32> {
+        let slots = self.0.table.get()?.slots;
+        slots.iter().find(|slot| slot.rank() == Some(rank)).map(Slot::bell)
+    }
+
     /// The words of the other ranks of this node, with their ranks.
     pub(crate) fn other_bells(&self) -> Vec<(u32, &'static AtomicU32)> {
         let slots = self.0.table.get().map_or(&[][..], |table| table.slots);
-        let come = slots.iter().filter_map(|slot| Some((slot.look()?.rank, slot.bell())));
+        let come = slots.iter().filter_map(|slot| Some((slot.rank()?, slot.bell())));
         come.filter(|(rank, _)| *rank != self.0.place.rank).collect()
     }
 

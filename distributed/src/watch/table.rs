@@ -84,6 +84,11 @@ impl Slot {
         self.pid.store(pid, Ordering::Release);
     }
 
+    /// The rank, if it has started.
+    pub(crate) fn rank(&self) -> Option<u32> {
+        (self.pid.load(Ordering::Acquire) != 0).then(|| self.rank.load(Ordering::Relaxed))
+    }
+
     pub(crate) fn bell(&self) -> &AtomicU32 {
         &self.bell
     }

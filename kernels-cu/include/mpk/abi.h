@@ -412,9 +412,9 @@ typedef struct mpk_trace_record {
   uint64_t fetched_ns, ready_ns, done_ns; /* one clock per rank; for a batch step: when it began, had published, had handed out the results */
   uint32_t iteration, task;
   uint16_t graph, worker;
-  uint32_t waited_for;
-  uint32_t peer_ns; /* time between ready_ns and done_ns spent waiting for flagged words */
-  uint32_t page_ns; /* GPU, likewise: waiting for a stage of streamed weights */
+  uint32_t waited_for; /* for a batch step: number of active requests in the iteration that it has published */
+  uint32_t peer_ns; /* time between ready_ns and done_ns spent waiting for flagged words; for a batch step: number of rows */
+  uint32_t page_ns; /* GPU, likewise: waiting for a stage of streamed weights; for a batch step: tokens in the KV caches of its requests */
 } mpk_trace_record;
 
 /* One ring of a remote scheduler queue. A ring has one producer (one sending rank) and is in the

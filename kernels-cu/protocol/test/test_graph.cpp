@@ -238,7 +238,8 @@ void trace(uint32_t capacity, bool dynamic, bool mixed = false) {
   job.run();
   job.check_results();
   const auto& rank = *job.ranks[0];
-  bool cut = false;
+  bool cut = false, grew = false;
+  uint32_t context = 0, rows = 1;
   for (uint32_t row = 0; row <= options.workers; ++row) {
     const uint64_t count = rank.trace_count[row];
     CHECK(count > 0, "row %u has no record", row);
@@ -247,12 +248,17 @@ void trace(uint32_t capacity, bool dynamic, bool mixed = false) {
     uint32_t iteration = 0;
     for (uint64_t i = count > capacity ? count - capacity : 0; i < count; ++i) {
       const mpk_trace_record& record = rank.trace[row * capacity + i % capacity];
-      CHECK(record.fetched_ns <= record.ready_ns && record.ready_ns + record.peer_ns <= record.done_ns && record.ready_ns >= before_ns, "record %lu of row %u", i, row);
+      CHECK(record.fetched_ns <= record.ready_ns && record.ready_ns <= record.done_ns && record.ready_ns >= before_ns, "record %lu of row %u", i, row);
       CHECK(record.iteration >= iteration && record.iteration > 0 && record.worker == row, "record %lu of row %u", i, row);
       const mpk_graph& graph = rank.abi_graphs[record.graph];
       if (row == options.workers) {
         CHECK(record.task == MPK_TASK_BEGIN && record.iteration > iteration, "batch step %lu", i);
+        CHECK(record.waited_for > 0 && record.waited_for <= record.peer_ns && record.peer_ns <= graph.rows, "batch step %lu: %u active, %u rows", i, record.waited_for, record.peer_ns);
+        /* If the same requests go on, each row of an iteration is a token more in the next one's caches. */
+        grew |= record.page_ns == context + rows;
+        context = record.page_ns, rows = record.peer_ns;
       } else {
+        CHECK(record.ready_ns + record.peer_ns <= record.done_ns, "record %lu of row %u", i, row);
         CHECK(record.task >= 2 && record.task < graph.num_tasks, "record %lu of row %u", i, row);
         const uint32_t waits = graph.tasks[record.task].num_dependencies;
         CHECK(record.waited_for < waits || (options.is_dynamic(record.graph) ? record.waited_for >= MPK_TRACE_HELD : record.waited_for == MPK_TRACE_NO_WAIT), "record %lu waited for %u", i,
@@ -262,6 +268,7 @@ void trace(uint32_t capacity, bool dynamic, bool mixed = false) {
       iteration = record.iteration;
     }
   }
+  CHECK(grew, "no batch step has the context of the one before it and its rows");
   CHECK(cut == (capacity < 4096), "rows of %u records are %s", capacity, cut ? "cut" : "whole");
   std::printf("timeline of %u records, %s: ok\n", capacity, options.placement());
 }

@@ -10,6 +10,8 @@ static ALLOCATOR: Allocator = Allocator;
 
 fn main() {
     ALLOCATOR.install();
+    // SAFETY: the first thread is still the only one.
+    unsafe { distributed::affinity::yield_in_mpi() };
     launch::model::files::report_size_limits();
     launch::cli::program::handle_signals();
     if let Some(status) = launch::cli::generated::serve(Args::with_commands) {

@@ -60,10 +60,17 @@ pub struct ServeArgs {
     /// Maximum number of log-probabilities per token that a request may ask for, up to 128.
     #[arg(long, value_name = "K", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=128), help_heading = HTTP)]
     pub logprobs: u32,
+    /// Decode greedily only: the graphs have no sampling operators, and a request that samples or sets a penalty is refused. Ignores the
+    /// sampling values of model.json and generation_config.json.
+    #[arg(long, help_heading = HTTP)]
+    pub greedy: bool,
     /// When the server ends, write a timeline of all ranks to FILE (Chrome trace format). It covers the last iterations,
     /// up to 20 MB.
     #[arg(long, value_name = "FILE", help_heading = HTTP)]
     pub trace: Option<PathBuf>,
+    /// Number of iterations in the timeline, counted from the last one.
+    #[arg(long, value_name = "K", requires = "trace", value_parser = clap::value_parser!(u32).range(1..), help_heading = HTTP)]
+    pub trace_iterations: Option<u32>,
     #[command(flatten)]
     #[allow(missing_docs, reason = "would be shown as help")]
     pub runtime: RuntimeArgs,
@@ -109,9 +116,11 @@ impl ServeArgs {
         let idle_exit = Duration::try_from_secs_f64(self.idle_exit).ok().filter(|time| !time.is_zero());
         RunConfig {
             logprobs: self.logprobs,
+            sampling: !self.greedy,
             max_waiting: usize::MAX,
             idle_exit,
             trace: self.trace.clone(),
+            trace_iterations: self.trace_iterations,
             ..self.runtime.run_config()
         }
     }

@@ -77,7 +77,7 @@ pub struct Info {
     pub prefill_rows: Option<(u32, u32)>,
     /// Requests may sample or use penalties.
     pub sampling: bool,
-    /// The default sampling of a request, from model.json and the checkpoint's generation_config.json. A
+    /// The default sampling of a request, from model.json and the checkpoint's generation_config.json; greedy without `sampling`. A
     /// [`Request`](crate::engine::Request) does not use it by itself.
     pub defaults: SamplingParams,
     /// Ids that end a sequence.
@@ -172,7 +172,9 @@ fn tokens(
         let limits = Limits::new(&sizes, source.config.vocab_size, model.max_new_tokens());
         let opened = Opened { model: &model, source: &source, limits, sampling: Cell::new(config.sampling) };
         inspect(&opened)?;
-        Ok((limits, opened.sampling.get(), defaults(&model, &source)?))
+        let (sampling, defaults) = (opened.sampling.get(), defaults(&model, &source)?);
+        // A greedy engine refuses requests that sample, so the model's values cannot be its defaults.
+        Ok((limits, sampling, if sampling { defaults } else { SamplingParams::default() }))
     });
     let (limits, sampling, defaults) = together(world, inspected)?;
     let mut target = backend.target(world, &model)?;
