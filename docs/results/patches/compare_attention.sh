@@ -13,7 +13,7 @@ variants=()
 for v in main prefill128 batched append all; do
     [[ -f $folder/$v.tar.xz ]] || { echo "no $v"; continue; }
     mkdir -p "$folder/$v" && tar -xJf "$folder/$v.tar.xz" -C "$folder/$v" && variants+=("$v")
-    mkdir -p -m 700 "$folder/cache-$v"
+    mkdir -p "$folder/cache-$v"; chmod 700 "$folder/cache-$v"
 done
 # run_as VARIANT COMMAND...: with the variant's cache and sources
 run_as() {

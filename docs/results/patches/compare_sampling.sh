@@ -17,7 +17,7 @@ J
 }
 model mini 128 1 4 2 32 256 24000 float32 3
 model large 4096 "${LAYERS:-36}" 32 8 128 12288 151936 bfloat16 8
-small=(--prompt-tokens 1,2,3 --prompt-tokens 9,8,7,6 --prompt-tokens 5 --max-new-tokens 40)
+small=(--prompt-tokens "1,2,3" --prompt-tokens "9,8,7,6" --prompt-tokens 5 --max-new-tokens 40)
 prompt=$(seq -s, 100 116)
 large=(--max-new-tokens "$new_tokens")
 for i in 1 2 3 4 5 6 7 8; do large+=(--prompt-tokens "$prompt,$i"); done
@@ -28,7 +28,7 @@ more=("--temperature 5 --top-p 0.9" "--temperature 0.3 --top-p 0.5" "--temperatu
     "--temperature 3 --top-k 3000" "--temperature 0.9 --top-p 0.9 --repetition-penalty 1.3 --presence-penalty 0.5 --frequency-penalty 0.3" "--temperature 0 --presence-penalty 2")
 if [[ ${3:-} == --make-cubins ]]; then
     for build in "$main" "$new"; do
-        mkdir -p -m 700 "$build/cache"
+        mkdir -p "$build/cache"; chmod 700 "$build/cache"
         for of in mini large; do
             for how in --greedy "--temperature 0.8"; do
                 MPK_CACHE_DIR=$build/cache "$build/mpk-run" "$work/$of.json" --ranks 1 --compile-only --tuning off --device "$device" $how || exit 1

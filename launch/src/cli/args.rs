@@ -239,12 +239,10 @@ impl Args {
         self.chat && self.prompts.is_empty() && !self.builds_only()
     }
 
-    /// The first option that has no effect if nothing runs.
+    /// The first option that asks for what only a run gives. Prompts and the like are accepted, because model.json may have them, too.
     fn only_for_runs(&self) -> Option<&'static str> {
         let given = [
             ("--json", self.json),
-            ("--prompt", !self.prompt.is_empty()),
-            ("--prompt-tokens", !self.prompt_tokens.is_empty()),
             ("--chat", self.chat),
             // The kernels of a run with a timeline are compiled separately.
             ("--trace", self.trace.is_some() && !self.compile_only),
@@ -327,17 +325,17 @@ mod tests {
             [&["--check"][..], &["--emit-graph", "d"], &["--compile-only"], &["--check", "--emit-graph", "d"]]
         {
             assert_eq!(problem(build), None);
-            for option in [
-                &["--json"][..],
-                &["--prompt", "x"],
-                &["--prompt-tokens", "1"],
-                &["--chat"],
-                &["--iterations", "2"],
-            ] {
+            for option in [&["--json"][..], &["--chat"], &["--iterations", "2"]] {
                 let found = problem(&[build, option].concat()).unwrap_or_default();
                 assert!(found.starts_with(&format!("{} has no effect", option[0])), "{option:?}: {found}");
             }
-            for used in [&["--ranks", "2"][..], &["--logprobs", "3"], &["--temperature", "0.5"]] {
+            for used in [
+                &["--ranks", "2"][..],
+                &["--logprobs", "3"],
+                &["--temperature", "0.5"],
+                &["--prompt", "x"],
+                &["--prompt-tokens", "1"],
+            ] {
                 assert_eq!(problem(&[build, used].concat()), None, "{used:?}");
             }
         }
