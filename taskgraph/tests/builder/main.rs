@@ -425,7 +425,7 @@ fn errors_name_the_place() {
     assert!(error(&g).contains("2^"), "{}", error(&g));
     let mut g = OpGraph::new("heads", capacity());
     g.weight("q", DType::F32, &[36, 8], Some((0, Split::Queries { heads: 9, head_dim: 4 })));
-    assert!(error(&g).contains("possible numbers of ranks are 1, 3, 9"));
+    assert!(error(&g).contains("possible numbers of ranks: 1, 3, 9"));
     assert!(build_rank(&OpGraph::new("empty", capacity()), &registry, &o, 2).is_err());
     check(&OpGraph::new("empty", capacity()), &o);
 }
