@@ -4,6 +4,7 @@ use crate::model::app_error::AppError;
 use crate::model::convert::convert;
 use crate::model::files;
 use crate::model::fill::{fill_weight, filled, read_piece, weight_dtype, weight_pieces};
+use crate::model::fold::whole;
 use crate::model::hf_config::WeightDtype;
 use crate::model::model_json::ModelJson;
 use crate::model::not_numbers::NotNumbers;
@@ -178,17 +179,6 @@ fn local_values(values: &[f32], tensor: &Tensor, (rank, world): (u32, u32)) -> V
         }
     }
     local
-}
-
-/// The given values of a whole tensor.
-fn whole(values: &HashMap<String, Vec<f32>>, tensor: &Tensor) -> Option<Vec<f32>> {
-    match &tensor.role {
-        Role::Weight { parts } => {
-            let parts: Option<Vec<&Vec<f32>>> = parts.iter().map(|part| values.get(&part.source)).collect();
-            Some(parts?.into_iter().flatten().copied().collect())
-        }
-        _ => values.get(&tensor.name).cloned(),
-    }
 }
 
 /// Writes this rank's part of a given tensor in the tensor's type, row by row. Without values, nothing is written.

@@ -42,8 +42,8 @@ struct Kernels {
     values: Mutex<Values>,
 }
 
-/// The complete values of a constant.
-fn whole(values: &Values, tensor: &Tensor) -> Option<Vec<f32>> {
+/// The complete values of a given tensor.
+pub(crate) fn whole(values: &Values, tensor: &Tensor) -> Option<Vec<f32>> {
     match &tensor.role {
         Role::Weight { parts } => {
             let parts: Option<Vec<&Vec<f32>>> = parts.iter().map(|p| values.get(&p.source)).collect();
