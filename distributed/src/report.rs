@@ -1,6 +1,7 @@
 //! Explains why a run ended early.
 
 use crate::arrays::any_dynamic;
+use crate::error::{Error, Result};
 use kernels_cu::abi;
 use std::fmt::Write;
 use taskgraph::task_graph::TaskGraph;
@@ -42,8 +43,14 @@ pub fn report(
     if first != rank {
         let _ = write!(text, " (first at rank {first})");
     }
-    let groups = groups(graphs, statuses);
+    let mut groups = groups(graphs, statuses);
     let shown = if groups.len() > MOST_LINES { MOST_LINES - 1 } else { groups.len() };
+    // The wait that ended the run is always shown.
+    if let Some(hidden) = groups.iter().skip(shown).position(|group| group.timed_out)
+        && !groups[..shown].iter().any(|group| group.timed_out)
+    {
+        groups[shown - 1..=shown + hidden].rotate_right(1);
+    }
     for group in &groups[..shown] {
         let _ = write!(text, "\n  rank {rank} {}", group.line(graphs, workers));
     }
@@ -53,6 +60,17 @@ pub fn report(
         let _ = write!(text, "\n  rank {rank}: {waits}, of {of}, for what follows");
     }
     text
+}
+
+/// How a rank's launch ended, from what its host met while the kernel ran (`looked`) and how the kernel ended: `aborted` has the abort
+/// code and this rank's report. If another rank's error has arrived first, this rank still reports what it waited for, unless its kernel
+/// was only interrupted because of that error.
+pub(crate) fn outcome(looked: Result<()>, aborted: Option<(u32, String)>) -> Result<()> {
+    match (looked, aborted) {
+        (Err(error @ Error::AtRank { .. }), Some((abi::MPK_ABORT_INTERRUPT, _))) => Err(error),
+        (Err(Error::AtRank { .. }) | Ok(()), Some((_, report))) => Err(Error::Aborted(report)),
+        (looked, _) => looked,
+    }
 }
 
 /// What several workers and schedulers were doing.
@@ -355,5 +373,34 @@ mod tests {
                 "  rank 0 the batch step waited for event 2 of rank 0: count wanted 3, count seen 2, iteration 3",
             ]
         );
+    }
+
+    /// Of very many waits only some are listed. The one that ran out of time is among them, however late its operator comes.
+    #[test]
+    fn the_wait_that_ran_out_of_time_is_always_listed() {
+        let graph = graph(20, Placement::Static);
+        let mut statuses: Vec<_> = (0..20).map(|i| waits(2 + i, EventId::local(0, 3 + i), 1, 0)).collect();
+        statuses[17].timed_out = 1;
+        let lines = lines(graph, &statuses, 20);
+        assert_eq!(lines.len(), MOST_LINES);
+        assert!(lines[0].contains("worker 0 waited for event 3 "), "{lines:?}");
+        assert!(lines[MOST_LINES - 2].contains("worker 17 waited for event 20 "), "{lines:?}");
+        assert!(lines[MOST_LINES - 2].ends_with("<- this wait ran out of time"), "{lines:?}");
+        assert_eq!(lines[MOST_LINES - 1], "  rank 0: 9 more waits, of 9 workers, for what follows");
+    }
+
+    /// Another rank's error often arrives before this rank's kernel has ended. This rank's own report is not lost then.
+    #[test]
+    fn a_rank_reports_what_it_waited_for_although_another_rank_has_failed_first() {
+        let other = || Err(Error::AtRank { rank: 0, status: 4, message: "its report".into() });
+        let own = |code| Some((code, "own report".to_string()));
+        let text = |looked, aborted| outcome(looked, aborted).map_err(|error| error.to_string());
+        assert_eq!(text(other(), own(abi::MPK_ABORT_DEADLINE)), Err("own report".into()));
+        assert_eq!(text(other(), own(abi::MPK_ABORT_INTERRUPT)), Err("rank 0: its report".into()));
+        assert_eq!(text(other(), None), Err("rank 0: its report".into()));
+        assert_eq!(text(Ok(()), own(abi::MPK_ABORT_INTERRUPT)), Err("own report".into()));
+        assert_eq!(text(Ok(()), None), Ok(()));
+        let host = Err(Error::Aborted("the host's own error".into()));
+        assert_eq!(text(host, own(abi::MPK_ABORT_INTERRUPT)), Err("the host's own error".into()));
     }
 }

@@ -4,7 +4,7 @@ use crate::affinity::bind;
 use crate::cpu::CpuRank;
 use crate::error::{Error, Result};
 use crate::nodes::Carried;
-use crate::report::report;
+use crate::report::{outcome, report};
 use crate::world::World;
 use kernels_cu::abi;
 use kernels_cu::signals;
@@ -119,17 +119,14 @@ impl CpuRank {
             carried.end();
             lost = lost.or_else(|| world.run_kernel(|| self.await_other_nodes(world, carried)));
         }
-        looked?;
-        if lost.is_none() {
-            look(self)?;
-        }
+        let looked = looked.and_then(|()| if lost.is_none() { look(self).map(|_| ()) } else { Ok(()) });
         let (code, first) = self.abort_state();
-        if code != 0 {
+        let aborted = (code != 0).then(|| {
             let text =
                 report(world.rank(), code, first, &self.common.graphs, &self.statuses(), workers as u32);
-            return Err(Error::Aborted(lost.map_or_else(|| text.clone(), |lost| format!("{lost}\n{text}"))));
-        }
-        Ok(())
+            (code, lost.map_or_else(|| text.clone(), |lost| format!("{lost}\n{text}")))
+        });
+        outcome(looked, aborted)
     }
 
     /// Waits until the puts of other nodes' ranks in this launch have arrived. Returns a message about a lost rank, if there is

@@ -7,7 +7,7 @@ use super::launch::Launcher;
 use super::rank::CudaRank;
 use crate::error::{Error, Result};
 use crate::nodes::{Carried, Proxy};
-use crate::report::report;
+use crate::report::{outcome, report};
 use crate::world::{World, agreed};
 use kernels_cu::abi;
 use kernels_cu::signals;
@@ -115,13 +115,13 @@ impl CudaRank {
             carried.end();
             world.run_kernel(|| self.await_others(world, carried, &mut watch))?;
         }
-        std::mem::replace(&mut watch.looked, Ok(()))?;
-        look(self)?;
-        self.end(world).map_err(|error| match (error, &watch.lost) {
-            (error @ Error::Cuda { .. }, _) => self.device_error(world, &error, &watch),
-            (Error::Aborted(text), Some(lost)) => Error::Aborted(format!("{lost}\n{text}")),
-            (other, _) => other,
-        })?;
+        let looked = std::mem::replace(&mut watch.looked, Ok(())).and_then(|()| look(self).map(|_| ()));
+        let aborted = self.aborted(world).map_err(|error| self.device_error(world, &error, &watch))?;
+        let aborted = aborted.map(|(code, text)| match &watch.lost {
+            Some(lost) => (code, format!("{lost}\n{text}")),
+            None => (code, text),
+        });
+        outcome(looked, aborted)?;
         self.after_launch()
     }
 
@@ -252,17 +252,17 @@ impl CudaRank {
         }
     }
 
-    /// After the kernel: finds out how it ended.
-    fn end(&self, world: &World) -> Result<()> {
+    /// After the kernel: the abort code and this rank's report, if the run ended early.
+    fn aborted(&self, world: &World) -> Result<Option<(u32, String)>> {
         // SAFETY: the control block is the first in the heap.
         let bytes = unsafe { self.watch.read(self.heap.base(), size_of::<abi::mpk_control>() as u64) }?;
         // SAFETY: has the size of the struct, which consists of numbers.
         let control = unsafe { bytes.as_ptr().cast::<abi::mpk_control>().read_unaligned() };
         if control.abort == 0 {
-            return Ok(());
+            return Ok(None);
         }
-        let statuses = self.statuses()?;
-        Err(Error::Aborted(self.report(world, control.abort, control.abort_rank, &statuses)))
+        let report = self.report(world, control.abort, control.abort_rank, &self.statuses()?);
+        Ok(Some((control.abort, report)))
     }
 
     fn report(&self, world: &World, code: u32, first: u32, statuses: &[abi::mpk_status]) -> String {
