@@ -1,8 +1,10 @@
 /* Norm and rope of the queries and keys of some rows and one key-value head. Keys and values go to their pages. Queries
  * go to a separate tensor, in the order of the fragments of `attention_prefill`.
  *
- * A head takes 16 bytes of each of some lanes, so a warp processes several heads of a row at a time. The next rows are copied to
- * shared memory while it processes the current row. With one row ahead, in registers, 2,048 rows took 41 us, now 25 (8B, H200). */
+ * A lane has 8 elements of the first half of a head and the 8 elements that the rope pairs with them. So the rope needs no
+ * shuffles, and the sum of squares three. A warp processes several heads in a pass: the queries of a row, or the keys and values of
+ * two rows. The next rows are copied to shared memory meanwhile. All addresses are computed before the loop over rows. With 8
+ * elements per lane, a row took 520 instructions and 50 shuffles (8B, H200: 25 us for 2,048 rows), now 310 and 14. */
 #pragma once
 
 #include "tasks/attention_append/params.h"
@@ -23,36 +25,54 @@ struct AttentionAppend : TaskCode {
     const uint32_t queries = context.input(0).dims[1] / Dim;
     /* The places of a warp's first rows, one per lane. */
     Places places = find(context, first, rows, 0);
-    const int code = context.wait_inputs();
-    if (code != MPK_OK) return code;
-    float weights[2][8] = {};
+    /* They are constant, so their loads need not wait for the task's events. */
+    uint4 norms[2][2] = {};
     if constexpr (QkNorm) {
 #pragma unroll
-      for (uint32_t i = 0; i < 2; ++i) unpack(load_global16(context.input(4 + i).addr + context.lane % kLanes * 16), weights[i]);
+      for (uint32_t i = 0; i < 4; ++i) norms[i / 2][i % 2] = load_global16(context.input(4 + i / 2).addr + i % 2 * Dim + context.lane % kLanes * 16);
+    }
+    const int code = context.wait_inputs();
+    if (code != MPK_OK) return code;
+    float weights[2][2][8] = {};
+    if constexpr (QkNorm) {
+#pragma unroll
+      for (uint32_t i = 0; i < 4; ++i) unpack(norms[i / 2][i % 2], weights[i / 2][i % 2]);
     }
     const float eps = context.params<mpk_attention_append_params>().eps;
-    const Rows ahead(context);
+    /* The thread's index is that of `context`. Values of threadIdx would be kept in registers from the kernel's start, through all
+     * tasks. */
+    Rows ahead(context);
+    const Results results(context, ahead);
 #pragma unroll 1
     for (uint32_t begin = 0; begin < rows; begin += 32 * kComputeWarps) {
       if (begin != 0) places = find(context, first, rows, begin);
       const uint32_t count = rows > begin + context.warp ? min((rows - begin - context.warp + kComputeWarps - 1) / kComputeWarps, 32u) : 0;
 #pragma unroll 1
-      for (uint32_t item = 0; item < queries + 2; item += kAtOnce * kBatch) {
-        const auto fetch = [&](uint32_t i) {
-          const uint32_t position = __shfl_sync(0xFFFFFFFFu, places.position, i % 32);
-          if (i < count) ahead.fetch(context, i, begin + context.warp + i * kComputeWarps, position, queries, item);
+      for (uint32_t head = 0; head == 0 || head < queries; head += kHeads) {
+        ahead.start(context, begin + context.warp, head, queries);
+        const auto fetch = [&](uint32_t group) {
+#pragma unroll
+          for (uint32_t r = 0; r < kGroup; ++r) {
+            const uint32_t i = group * kGroup + r, position = __shfl_sync(0xFFFFFFFFu, places.position, i % 32);
+            if (i < count) ahead.fetch(i, position);
+          }
           asm volatile("cp.async.commit_group;" ::: "memory");
         };
 #pragma unroll 1
-        for (uint32_t i = 0; i < kAhead; ++i) fetch(i);
+        for (uint32_t group = 0; group < kDepth; ++group) fetch(group);
 #pragma unroll 1
-        for (uint32_t i = 0; i < count; ++i) {
-          /* Waits for row i, in all lanes, because they share the row of the rope. */
-          asm volatile("cp.async.wait_group %0;" ::"n"(kAhead - 1) : "memory");
+        for (uint32_t group = 0; group * kGroup < count; ++group) {
+          /* Waits for the group, in all lanes, because a lane reads what others have copied. */
+          asm volatile("cp.async.wait_group %0;" ::"n"(kDepth - 1) : "memory");
           __syncwarp();
-          finish(context, ahead, i, begin + context.warp + i * kComputeWarps, __shfl_sync(0xFFFFFFFFu, places.row, i), queries, item, weights, eps);
+          const uint32_t i = group * kGroup;
+#pragma unroll
+          for (uint32_t r = 0; r < kGroup; ++r) {
+            if (i + r < count) finish_queries(ahead, results, i + r, begin + context.warp + (i + r) * kComputeWarps, head, queries, weights[0], eps);
+          }
+          if (head == 0) finish_key_values(ahead, results, i, count, __shfl_sync(0xFFFFFFFFu, places.row, (i + ahead.group_row()) % 32), weights[1], eps);
           __syncwarp();
-          fetch(i + kAhead);
+          fetch(group + kDepth);
         }
       }
     }
@@ -62,61 +82,82 @@ struct AttentionAppend : TaskCode {
   }
 
  private:
-  static constexpr uint32_t kLanes = Dim / 8;      /* of a head */
-  static constexpr uint32_t kAtOnce = 32 / kLanes; /* heads of a load */
-  static constexpr uint32_t kBatch = 4;            /* loads at a time */
-  static constexpr uint32_t kRowBytes = kBatch * 512 + Dim * 4;
-  static constexpr uint32_t kMostAhead = kWorkBytes / (kRowBytes * kComputeWarps);
-  static constexpr uint32_t kAhead = kMostAhead < 4 ? kMostAhead : 4; /* a warp's rows that are being copied or processed */
-  static_assert(kAhead > 0, "the work area is too small for a row of each warp");
+  static constexpr uint32_t kLanes = Dim / 16;     /* of a head */
+  static constexpr uint32_t kHeads = 32 / kLanes;  /* of a pass */
+  static constexpr uint32_t kGroup = 2;            /* rows whose keys and values are one pass */
+  static constexpr uint32_t kHeadBytes = Dim * 2;
+  static constexpr uint32_t kRopeAt = (kHeads + 2) * kHeadBytes, kRowBytes = kRopeAt + Dim * 4;
+  static constexpr uint32_t kMostDepth = kWorkBytes / (kGroup * kRowBytes * kComputeWarps);
+  static constexpr uint32_t kDepth = kMostDepth < 3 ? kMostDepth : 3; /* a warp's groups that are being copied or processed */
+  static_assert(kDepth > 0, "the work area is too small for a group of rows of each warp");
   static constexpr uint32_t kNoRow = 0xFFFFFFFFu;
 
   struct Places {
     uint32_t position, row; /* in the sequence, in the cache */
   };
 
-  /* A warp's rows in shared memory: the items of a batch, where each lane reads what it copied itself, and the rope of the position. */
+  /* A warp's rows in shared memory: up to kHeads queries, the key, the value, and the rope of the position. */
   class Rows {
    public:
     __device__ __forceinline__ explicit Rows(const Context& context)
-        : base_(shared_address(context.work()) + context.warp * (kAhead * kRowBytes)), lane_(context.lane) {}
+        : work_(shared_address(context.work()) + context.warp * (kDepth * kGroup * kRowBytes)), lane_(context.lane),
+          rope_(context.input(3).addr + context.lane * 16), rope_stride_(context.input(3).strides[0] * 4) {}
 
-    /* The items of a row are its queries, its key and its value. */
-    __device__ __forceinline__ void fetch(const Context& context, uint32_t i, uint32_t row, uint32_t position, uint32_t queries, uint32_t first) const {
-      const uint32_t to = base_ + i % kAhead * kRowBytes + lane_ * 16;
+    /* The warp's rows are `first` and every kComputeWarps-th after it. Their heads: queries from `head` on, and with the first of them
+     * key and value. */
+    __device__ __forceinline__ void start(const Context& context, uint32_t first, uint32_t head, uint32_t queries) {
 #pragma unroll
-      for (uint32_t b = 0; b < kBatch; ++b) {
-        const uint32_t item = first + b * kAtOnce + lane_ / kLanes;
-        if (item >= queries + 2) break;
-        const mpk_operand& from = context.input(item < queries ? 0 : item == queries ? 1 : 2);
-        const uint64_t at = static_cast<uint64_t>(row) * from.strides[0] + (item < queries ? item * Dim : 0) + lane_ % kLanes * 8;
-        copy(to + b * 512, from.addr + at * 2);
-      }
-      const mpk_operand& rope = context.input(3);
-      if (lane_ < Dim / 4) copy(to + kBatch * 512, rope.addr + static_cast<uint64_t>(position) * rope.strides[0] * 4 + lane_ * 16);
-    }
-    __device__ __forceinline__ uint4 value(uint32_t i, uint32_t b) const { return load_shared16(base_ + i % kAhead * kRowBytes + b * 512 + lane_ * 16); }
-    /* Cosine and sine of the lane's 8 elements. Two elements that are half a head apart have the same. */
-    __device__ __forceinline__ void rope(uint32_t i, float (&cosine)[8], float (&sine)[8]) const {
-      const uint32_t from = base_ + i % kAhead * kRowBytes + kBatch * 512 + lane_ % (kLanes / 2) * 32;
-#pragma unroll
-      for (uint32_t half = 0; half < 2; ++half) {
-        const uint4 c = load_shared16(from + half * 16), s = load_shared16(from + Dim * 2 + half * 16);
-        const uint32_t cw[4] = {c.x, c.y, c.z, c.w}, sw[4] = {s.x, s.y, s.z, s.w};
-#pragma unroll
-        for (uint32_t e = 0; e < 4; ++e) {
-          cosine[4 * half + e] = __uint_as_float(cw[e]);
-          sine[4 * half + e] = __uint_as_float(sw[e]);
-        }
+      for (uint32_t b = 0; b < kLoads; ++b) {
+        const uint32_t chunk = b * 32 + lane_, item = chunk / kChunks;
+        const mpk_operand& from = context.input(item < kHeads ? 0 : item == kHeads ? 1 : 2);
+        const uint64_t stride = static_cast<uint64_t>(from.strides[0]) * 2;
+        from_[b] = from.addr + first * stride + (item < kHeads ? head + item : 0) * kHeadBytes + chunk % kChunks * 16;
+        step_[b] = from.strides[0] * (2 * kComputeWarps);
+        valid_[b] = item < kHeads ? head + item < queries : item < kHeads + 2 && head == 0;
       }
     }
+    __device__ __forceinline__ void fetch(uint32_t i, uint32_t position) const {
+      const uint32_t to = row(i) + lane_ * 16;
+#pragma unroll
+      for (uint32_t b = 0; b < kLoads; ++b) copy(to + b * 512, from_[b] + static_cast<uint64_t>(i) * step_[b], valid_[b]);
+      copy(to + kRopeAt, rope_ + static_cast<uint64_t>(position) * rope_stride_, lane_ < Dim / 4);
+    }
+    __device__ __forceinline__ uint32_t row(uint32_t i) const { return work_ + i % (kDepth * kGroup) * kRowBytes; }
+
+    /* The lane's head in a pass, its chunk of 8 elements in each half of the head; its row in a pass of keys and values. */
+    __device__ __forceinline__ uint32_t head() const { return lane_ / kLanes; }
+    __device__ __forceinline__ uint32_t chunk() const { return lane_ % kLanes; }
+    __device__ __forceinline__ uint32_t group_row() const { return head() / 2 % kGroup; }
+    __device__ __forceinline__ uint32_t lane() const { return lane_; }
 
    private:
-    static __device__ __forceinline__ void copy(uint32_t to, uint64_t from) {
-      asm volatile("cp.async.cg.shared.global [%0],[%1],16;" ::"r"(to), "l"(from) : "memory");
+    static constexpr uint32_t kChunks = Dim / 8; /* of 16 bytes, of a head */
+    static constexpr uint32_t kLoads = ((kHeads + 2) * kChunks + 31) / 32;
+
+    static __device__ __forceinline__ void copy(uint32_t to, uint64_t from, bool valid) {
+      asm volatile("{.reg .pred p; setp.ne.u32 p,%2,0; @p cp.async.cg.shared.global [%0],[%1],16;}" ::"r"(to), "l"(from),
+                   "r"(static_cast<uint32_t>(valid))
+                   : "memory");
     }
 
-    uint32_t base_, lane_;
+    uint32_t work_, lane_;
+    uint64_t rope_;
+    uint32_t rope_stride_;
+    uint64_t from_[kLoads] = {};
+    uint32_t step_[kLoads] = {};
+    bool valid_[kLoads] = {};
+  };
+
+  /* Where results go: the first bytes that a lane writes of a row of the queries and of a row of the cache. */
+  struct Results {
+    __device__ __forceinline__ Results(const Context& context, const Rows& rows)
+        : queries(context.output(0).addr + rows.head() * kHeadBytes + rows.chunk() * 16), stride(context.output(0).strides[0] * 2),
+          cache(context.output(1).addr + rows.chunk() * 16) {
+      if (rows.head() % 2 != 0) cache += static_cast<uint64_t>(context.output(1).dims[1] / 2) * PageSize * kHeadBytes; /* values */
+    }
+    uint64_t queries;
+    uint32_t stride;
+    uint64_t cache;
   };
 
   /* Of row begin + warp + 8 lane of the task. */
@@ -143,49 +184,75 @@ struct AttentionAppend : TaskCode {
     for (uint32_t i = 0; i < 8; ++i) x[i] = Number<Dtype>::to_f32(e[i]);
   }
 
-  static __device__ __forceinline__ void finish(const Context& context, const Rows& rows, uint32_t number, uint32_t row, uint32_t cache_row,
-                                                uint32_t queries, uint32_t first, const float (&weights)[2][8], float eps) {
-    const uint32_t lane = context.lane, chunk = lane % kLanes;
-    float cosine[8], sine[8];
-    rows.rope(number, cosine, sine);
-    const mpk_operand &out = context.output(0), &cache = context.output(1);
+  /* Norm and rope of the lane's elements of a head at `from`, both in shared memory. */
+  static __device__ __forceinline__ void turn(uint32_t from, uint32_t rope, const float (&weights)[2][8], float eps, uint4 (&raw)[2], uint32_t (&turned)[2][4]) {
+    uint4 sines[4];
 #pragma unroll
-    for (uint32_t b = 0; b < kBatch; ++b) {
-      if (first + b * kAtOnce >= queries + 2) break;
-      const uint32_t item = first + b * kAtOnce + lane / kLanes;
-      const uint4 value = rows.value(number, b);
-      float x[8];
-      unpack(value, x);
-      if constexpr (QkNorm) {
-        float squares = 0.0f;
+    for (uint32_t half = 0; half < 2; ++half) raw[half] = load_shared16(from + half * Dim);
 #pragma unroll
-        for (uint32_t i = 0; i < 8; ++i) squares = fmaf(x[i], x[i], squares);
+    for (uint32_t i = 0; i < 4; ++i) sines[i] = load_shared16(rope + i / 2 * (Dim * 2) + i % 2 * 16);
+    float x[2][8];
 #pragma unroll
-        for (uint32_t s = kLanes / 2; s > 0; s /= 2) squares += __shfl_xor_sync(0xFFFFFFFFu, squares, s);
-        const float inverse = rsqrtf(fmaf(squares, 1.0f / static_cast<float>(Dim), eps));
+    for (uint32_t half = 0; half < 2; ++half) unpack(raw[half], x[half]);
+    if constexpr (QkNorm) {
+      float squares[2] = {};
 #pragma unroll
-        for (uint32_t i = 0; i < 8; ++i) x[i] = x[i] * inverse * (item < queries ? weights[0][i] : weights[1][i]);
-      }
-      uint32_t w[4], turned[8];
+      for (uint32_t half = 0; half < 2; ++half)
 #pragma unroll
-      for (uint32_t i = 0; i < 8; ++i) {
-        const float other = __shfl_xor_sync(0xFFFFFFFFu, x[i], kLanes / 2);
-        const float side = other * sine[i];
-        turned[i] = __float_as_uint(fmaf(x[i], cosine[i], chunk < kLanes / 2 ? -side : side));
-      }
+        for (uint32_t i = 0; i < 8; ++i) squares[half] = fmaf(x[half][i], x[half][i], squares[half]);
+      float sum = squares[0] + squares[1];
 #pragma unroll
-      for (uint32_t i = 0; i < 4; ++i) w[i] = attention_prefill::packed<Dtype>(__uint_as_float(turned[2 * i]), __uint_as_float(turned[2 * i + 1]));
-      const uint4 natural = item == queries ? make_uint4(w[0], w[1], w[2], w[3]) : value;
-      /* Four lanes have 32 elements; a lane of the product has pairs t, t + 4, t + 8, t + 12 of them. */
-      attention_prefill::transpose_quad(w, lane);
-      if (item < queries) {
-        const uint64_t at = static_cast<uint64_t>(row) * out.strides[0] + item * Dim + chunk * 8;
-        *reinterpret_cast<uint4*>(out.addr + at * 2) = make_uint4(w[0], w[1], w[2], w[3]);
-      } else if (item < queries + 2 && cache_row != kNoRow) {
-        const uint64_t to = cache_row + (item == queries ? 0 : static_cast<uint64_t>(cache.dims[1] / 2) * PageSize);
-        *reinterpret_cast<uint4*>(cache.addr + (to * Dim + chunk * 8) * 2) = natural;
-      }
+      for (uint32_t s = kLanes / 2; s > 0; s /= 2) sum += __shfl_xor_sync(0xFFFFFFFFu, sum, s);
+      const float inverse = rsqrtf(fmaf(sum, 1.0f / static_cast<float>(Dim), eps));
+#pragma unroll
+      for (uint32_t half = 0; half < 2; ++half)
+#pragma unroll
+        for (uint32_t i = 0; i < 8; ++i) x[half][i] = x[half][i] * inverse * weights[half][i];
     }
+    const uint32_t cosine[8] = {sines[0].x, sines[0].y, sines[0].z, sines[0].w, sines[1].x, sines[1].y, sines[1].z, sines[1].w};
+    const uint32_t sine[8] = {sines[2].x, sines[2].y, sines[2].z, sines[2].w, sines[3].x, sines[3].y, sines[3].z, sines[3].w};
+#pragma unroll
+    for (uint32_t i = 0; i < 8; ++i) {
+      const float c = __uint_as_float(cosine[i]), s = __uint_as_float(sine[i]), low = x[0][i], high = x[1][i];
+      x[0][i] = fmaf(low, c, -(high * s));
+      x[1][i] = fmaf(high, c, low * s);
+    }
+#pragma unroll
+    for (uint32_t half = 0; half < 2; ++half)
+#pragma unroll
+      for (uint32_t i = 0; i < 4; ++i) turned[half][i] = attention_prefill::packed<Dtype>(x[half][2 * i], x[half][2 * i + 1]);
+  }
+
+  /* The queries of row `row`, the warp's row `number`, from `first` on. */
+  static __device__ __forceinline__ void finish_queries(const Rows& rows, const Results& results, uint32_t number, uint32_t row, uint32_t first,
+                                                        uint32_t queries, const float (&weights)[2][8], float eps) {
+    const uint32_t at = rows.row(number);
+    uint4 raw[2];
+    uint32_t turned[2][4];
+    turn(at + rows.head() * kHeadBytes + rows.chunk() * 16, at + kRopeAt + rows.chunk() * 32, weights, eps, raw, turned);
+    const uint64_t to = results.queries + static_cast<uint64_t>(row) * results.stride + first * kHeadBytes;
+#pragma unroll
+    for (uint32_t half = 0; half < 2; ++half) {
+      /* Four lanes have 32 elements; a lane of the product has pairs t, t + 4, t + 8, t + 12 of them. */
+      attention_prefill::transpose_quad(turned[half], rows.lane());
+      if (first + rows.head() < queries)
+        *reinterpret_cast<uint4*>(to + half * Dim) = make_uint4(turned[half][0], turned[half][1], turned[half][2], turned[half][3]);
+    }
+  }
+
+  /* Keys and values of the warp's rows from `first` on, of a group. `cache_row`: of the lane's row. */
+  static __device__ __forceinline__ void finish_key_values(const Rows& rows, const Results& results, uint32_t first, uint32_t count, uint32_t cache_row,
+                                                           const float (&weights)[2][8], float eps) {
+    const bool is_key = rows.head() % 2 == 0;
+    const uint32_t at = rows.row(first + rows.group_row());
+    uint4 raw[2];
+    uint32_t turned[2][4];
+    turn(at + (is_key ? kHeads : kHeads + 1) * kHeadBytes + rows.chunk() * 16, at + kRopeAt + rows.chunk() * 32, weights, eps, raw, turned);
+    const uint64_t to = results.cache + static_cast<uint64_t>(cache_row) * kHeadBytes;
+    if (rows.head() / 2 >= kGroup || first + rows.group_row() >= count || cache_row == kNoRow) return;
+#pragma unroll
+    for (uint32_t half = 0; half < 2; ++half)
+      *reinterpret_cast<uint4*>(to + half * Dim) = is_key ? make_uint4(turned[half][0], turned[half][1], turned[half][2], turned[half][3]) : raw[half];
   }
 };
 
