@@ -69,7 +69,7 @@ pub const ASSUMPTIONS: [Assumption; 4] = [
     Assumption {
         name: "rows_of_units",
         invariant: "the units of an iteration are disjoint: each task has what lies between two neighbouring cuts of one \
-                    order, and the cuts follow from the batch",
+                    order, and the cuts follow from the batch; or each of d tasks has every d-th slot",
         checked: "by the CPU's tasks: that their cuts are in order",
     },
     Assumption {

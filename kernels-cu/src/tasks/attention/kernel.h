@@ -1,4 +1,4 @@
-// Attention of one active slot and one split, for one or more local key-value heads, one after the other.
+// Attention of one or more active slots and one split, for one or more local key-value heads, one after the other.
 #pragma once
 
 #include "tasks/attention/params.h"
@@ -22,7 +22,17 @@ class Attention : SlotAttention<T> {
 
   int run() {
     const int32_t* a = args_->task->args;
-    const uint32_t active = static_cast<uint32_t>(a[0]);
+    for (int32_t i = 0; i < a[6]; ++i) {
+      const int code = run(static_cast<uint32_t>(a[0] + i * a[7]));
+      if (code != MPK_OK) return code;
+    }
+    return MPK_OK;
+  }
+
+ private:
+  // One active slot.
+  int run(uint32_t active) {
+    const int32_t* a = args_->task->args;
     if (active >= args_->batch->num_active) return MPK_OK;
     split_ = static_cast<uint32_t>(a[2]);
     heads_ = static_cast<uint32_t>(a[5]);
@@ -46,7 +56,6 @@ class Attention : SlotAttention<T> {
     return MPK_OK;
   }
 
- private:
   // One key-value head.
   void attend() {
     append();

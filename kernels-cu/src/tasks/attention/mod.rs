@@ -19,12 +19,16 @@
 //!
 //! # Tasks and regions
 //! There is one task per active slot a, local key-value head h and split i. On GPUs a task may also cover the heads after h
-//! (`attention.kv_heads`). Arguments: `[a, h, i, splits, first local query head, query heads of each key-value head, 0, 0]`. A
-//! slot's positions (context and new tokens) are cut into `splits` shares of whole pages. The rows of an active slot are known
+//! (`attention.kv_heads`), and several slots: a, a + d, a + 2d ... (`attention.slots`). Arguments: `[a, h, i, splits, first local
+//! query head, query heads of each key-value head, slots, d]`. A slot's positions (context and new tokens) are cut into `splits` shares of whole pages. The rows of an active slot are known
 //! only at run time; those of different slots are disjoint. In regions, "the rows of active slot a" are represented by the
 //! slot's *row share* ([`row_share`]): the rows R a/A .. R (a+1)/A of R rows, for A active slots. Writers of a slot's rows name
 //! the row share with [`taskgraph::Trust::RowsOfSlot`] and see the whole tensor. Rows that another operator names may belong to
 //! any slot. A task reads and writes the region `[a, h, i]` of the cache, in `kv_region_dims`.
+//!
+//! If each head has d tasks of several slots, the first slots of the tasks are 0 to d - 1. So the active slots are distributed
+//! evenly, however many there are. Regions then name the *unit share* of task a of d ([`taskgraph::Trust::RowsOfUnits`]): a unit is
+//! a slot here, and its share of the cache's slots stands for the pages.
 //!
 //! With more than one split, the operator expands into two. `attention` writes f32 partial results [rows, local heads, splits,
 //! head_dim] and [rows, local heads, splits, 2] (maximum, sum), and `attention_merge` combines them. A share in which a row
@@ -143,6 +147,19 @@ const KV_HEADS: Knob = Knob {
 /// Each head has at least one compute warp.
 const MAX_KV_HEADS: u32 = 8;
 
+/// Maximum number of slots per task on GPUs, for tasks of several heads. Between two tasks of a worker, memory stands still for
+/// about 4 us: the ring of stages is full before the next task's queries are ready. Between two slots of a task, there is no event,
+/// no trigger and no search for the slot's pages.
+const SLOTS: Knob = Knob {
+    name: "attention.slots",
+    default: 4,
+    candidates: &[1, 2, 4],
+    about: "maximum number of slots per attention task, used if tasks of several heads are more than workers",
+};
+
+/// `kMostSlots` of gpu.cuh.
+const MAX_SLOTS: u32 = 4;
+
 /// Default limit for the bytes of a rank's partial results. With many rows, each split writes and reads that much more, which
 /// soon costs more than idle workers. They also determine how much memory the activations need.
 const PARTIAL_BYTES: u64 = 256 << 20;
@@ -206,6 +223,16 @@ impl Attention {
         }
         of_task as u32
     }
+
+    /// Number of slots per task: as many as a worker would have tasks one after the other, up to a limit.
+    fn slots_of_task(heads: &Heads, active: u32, kv_heads: u32, target: &Target) -> u32 {
+        let tasks = heads.num_key_values() / u64::from(kv_heads) * u64::from(active);
+        let most = target.tuned(&SLOTS).clamp(1, u64::from(MAX_SLOTS));
+        if kv_heads == 1 {
+            return 1; // the GPU code has no loop over slots then
+        }
+        tasks.div_ceil(u64::from(target.workers).max(1)).clamp(1, most) as u32
+    }
 }
 
 impl TaskType for Attention {
@@ -218,7 +245,7 @@ impl TaskType for Attention {
     }
 
     fn knobs(&self) -> &'static [&'static Knob] {
-        &[&SPLIT_POSITIONS, &STREAMED_SLOTS, &KV_HEADS, &attention_prefill::LEAST_ROWS]
+        &[&SPLIT_POSITIONS, &STREAMED_SLOTS, &KV_HEADS, &SLOTS, &attention_prefill::LEAST_ROWS]
     }
 
     fn infer(&self, op: &OpView<'_>) -> Result<Vec<TensorType>, OpError> {
@@ -386,19 +413,30 @@ impl TaskType for Attention {
         };
         let bytes = op.inputs[0].dtype.size();
         let together = u64::from(kv_heads);
+        // Tasks of a head: each has the slots that are `groups` apart.
+        let groups = active.div_ceil(Self::slots_of_task(&heads, active, kv_heads, target));
+        let several = groups < active;
         let cost = together * op.inputs[2].dims[0] * dim * bytes / u64::from(splits);
         let mut tasks =
-            Vec::with_capacity((u64::from(active) * key_values / together * u64::from(splits)) as usize);
-        for a in 0..active {
-            let share = row_share(rows, a, active);
+            Vec::with_capacity((u64::from(groups) * key_values / together * u64::from(splits)) as usize);
+        for a in 0..groups {
+            let (share, slots) = (row_share(rows, a, groups), row_share(active, a, groups));
+            let of_task = (active - a).div_ceil(groups);
+            let of_rows = |operand, region| {
+                if several {
+                    Access::rows_of_units(operand, region, a, groups)
+                } else {
+                    Access::rows_of_slot(operand, region, a, active)
+                }
+            };
+            let of_pages = if several { Access::pages_of_rows } else { Access::pages_of_slot };
             for h in (0..key_values).step_by(kv_heads as usize) {
                 let first_readers = heads.readers(h);
                 let readers = first_readers.start..heads.readers(h + together - 1).end;
                 let count = readers.end - readers.start;
                 for i in 0..splits {
-                    let cache =
-                        Region::whole(&[0, 0, 0]).with(0, a, a + 1).with(1, h as u32, h as u32 + kv_heads);
-                    let cache = cache.with(2, i, i + 1);
+                    let cache = Region::whole(&[0, 0, 0]).with(0, slots.start, slots.end);
+                    let cache = cache.with(1, h as u32, h as u32 + kv_heads).with(2, i, i + 1);
                     let mut task = TaskSpec {
                         args: [
                             a as i32,
@@ -407,16 +445,17 @@ impl TaskType for Attention {
                             splits as i32,
                             readers.start as i32,
                             (first_readers.end - first_readers.start) as i32,
-                            0,
-                            0,
+                            of_task as i32,
+                            groups as i32,
                         ],
-                        cost: cost + u64::from(rows / active) * (2 * count + 2 * together) * dim * bytes,
+                        cost: u64::from(of_task)
+                            * (cost + u64::from(rows / active) * (2 * count + 2 * together) * dim * bytes),
                         ..TaskSpec::default()
                     };
                     task.reads.push(Access::new(0, qkv(readers.start, count)));
                     task.reads.push(Access::new(0, qkv(queries + h, together)));
                     task.reads.push(Access::new(0, qkv(queries + key_values + h, together)));
-                    task.reads.push(Access::pages_of_slot(1, cache));
+                    task.reads.push(of_pages(1, cache));
                     task.reads.extend((2..op.inputs.len()).map(whole));
                     let (first, last) = (readers.start as u32, readers.end as u32);
                     if partial {
@@ -425,17 +464,17 @@ impl TaskType for Attention {
                                 .with(0, share.start, share.end)
                                 .with(1, first, last)
                                 .with(2, i, i + 1);
-                            task.writes.push(Access::rows_of_slot(operand, region, a, active));
+                            task.writes.push(of_rows(operand, region));
                         }
-                        task.writes.push(Access::pages_of_slot(2, cache));
+                        task.writes.push(of_pages(2, cache));
                     } else {
                         let region = Region::whole(&[rows, 0]).with(0, share.start, share.end).with(
                             1,
                             first * dim as u32,
                             last * dim as u32,
                         );
-                        task.writes.push(Access::rows_of_slot(0, region, a, active));
-                        task.writes.push(Access::pages_of_slot(1, cache));
+                        task.writes.push(of_rows(0, region));
+                        task.writes.push(of_pages(1, cache));
                     }
                     tasks.push(task);
                 }

@@ -50,7 +50,8 @@ fn pages_of_all_sizes_and_splits_of_all_numbers() {
     }
 }
 
-/// If heads of a rank have different numbers of query heads (12 heads of 4, 6 ranks), each has its own task.
+/// If heads of a rank have different numbers of query heads (12 heads of 4, 6 ranks), each has its own task. The tasks of several
+/// heads also have several slots, since there is one worker.
 #[test]
 fn tasks_of_several_key_value_heads() {
     for (heads, kv_heads, world, most) in
@@ -88,6 +89,23 @@ fn key_value_heads_share_a_task_where_workers_have_several() {
     assert_eq!(of_task(&heads, 128, 1, &target(Some(1))), 1);
     assert_eq!(of_task(&heads, 128, 2, &target(None)), 1);
     assert_eq!(of_task(&heads, 128, 1, &Target::cpu(2)), 1);
+}
+
+/// Each worker has one task if the tasks of all slots would be more than the workers.
+#[test]
+fn slots_share_a_task_where_workers_have_several() {
+    let heads =
+        Heads::global(json!({"heads": 32, "kv_heads": 8, "head_dim": 128}).as_object().unwrap()).unwrap();
+    let mut target = Target::cuda(taskgraph::target::device("h200").unwrap());
+    let of_task =
+        |active, kv_heads, target: &Target| Attention::slots_of_task(&heads, active, kv_heads, target);
+    assert_eq!(
+        [17, 32, 33, 34, 64, 100, 128, 256].map(|active| of_task(active, 2, &target)),
+        [1, 1, 1, 2, 2, 4, 4, 4]
+    );
+    assert_eq!(of_task(128, 1, &target), 1, "tasks get more heads first");
+    target.tuning.set("attention.slots", 1);
+    assert_eq!(of_task(128, 2, &target), 1);
 }
 
 #[test]
@@ -148,7 +166,7 @@ fn positions_beyond_the_slot_s_pages_are_refused() {
     let (view, cache) = (whole(&mut tensor), whole(&mut cache));
     let task = TestTask {
         params: vec![16, 1, 0, 0, 0, 0, 0, 1],
-        args: [0, 0, 0, 1, 0, 2, 0, 0],
+        args: [0, 0, 0, 1, 0, 2, 1, 1],
         inputs: vec![view, view, view, cache, view],
         outputs: vec![view, cache],
         scratch_bytes: 1 << 20,
