@@ -27,7 +27,7 @@ pub const DYNAMIC: Knob = Knob {
     name: "placement.dynamic",
     default: 0,
     candidates: &[0, 1],
-    about: "1: graphs are placed dynamically where neither model.json nor the command line says how",
+    about: "0: static placement, 1: dynamic placement, if neither model.json nor the command line sets one",
 };
 
 /// All knobs of a kind of machine, by name.

@@ -196,7 +196,7 @@ fn launch(
             return Ok((ms, steps, streamed));
         }
         if begin.elapsed() > ENDED {
-            return Err(AppError::failed("no figures: the kernel did not end without requests").into());
+            return Err(AppError::failed("no figures: the kernel did not end after the last request").into());
         }
         std::thread::sleep(Duration::from_millis(1));
     }

@@ -145,7 +145,7 @@ fn tune(case: &Case, workloads: &[Workload]) -> Result<Value, AppError> {
         for &value in knob.candidates.iter().filter(|&&value| value != from) {
             if Instant::now() >= until {
                 tell(format_args!(
-                    "tune: the time limit (--limit {}) is over; the best values so far are kept",
+                    "tune: the time limit (--limit {}) is over; the best values so far are saved",
                     case.limit
                 ));
                 break 'knobs;
@@ -278,7 +278,7 @@ fn line(trial: &Trial) -> String {
     let verdict = match (&trial.failed, trial.kept) {
         (Some(problem), _) => format!("no figure: {problem}"),
         (None, true) => "kept".into(),
-        (None, false) if trial.same_graphs => "not faster, the same graphs".into(),
+        (None, false) if trial.same_graphs => "not faster: the graphs are the same".into(),
         (None, false) => "not faster".into(),
     };
     format!("{} {}: {} {verdict}", trial.knob, trial.value, times.join(", "))
