@@ -1,4 +1,4 @@
-//! Tensors that overlap: all accesses to the one must be done before any write to the other.
+//! Tensors that overlap: all accesses to one must be done before any write to the other.
 //!
 //! This is decided for whole tensors in one rank's memory. Where several tensors share a byte, the order of their first writes is
 //! the only order in which they can take turns. It is enough to compare neighbours: each tensor is written, so whatever comes
