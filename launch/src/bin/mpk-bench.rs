@@ -165,7 +165,7 @@ fn run(args: Args) -> Result<(), AppError> {
         }
         What::Model { name, max_batch, max_seq_len, prefill_chunk } => {
             let model = program::shape_model(&name, max_batch, max_seq_len, prefill_chunk)?;
-            // What mpk-run would refuse is not printed.
+            // A model.json that mpk-run would refuse is not printed.
             ModelSpec::json(&model.to_string())?.open()?;
             print_line(&serde_json::to_string_pretty(&model).unwrap_or_default())
         }
