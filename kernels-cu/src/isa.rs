@@ -40,7 +40,7 @@ impl Isa {
         }
     }
 
-    /// Why `MPK_CPU_ISA` is not followed, if it is set and is not.
+    /// The reason why `MPK_CPU_ISA` is ignored, if it is set but cannot be used.
     pub fn problem() -> Option<String> {
         let given = std::env::var_os("MPK_CPU_ISA")?;
         problem(&given.to_string_lossy(), Isa::supported())

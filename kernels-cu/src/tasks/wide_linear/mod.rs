@@ -2,10 +2,10 @@
 //!
 //! Inputs: x in `MPK_LAYOUT_WIDE` (from `wide_rows`), weight `[n, k]` (`[2n, k]` = gate above up with `gated`), optional bias,
 //! optional residual `[rows, n]` (f32). Output `[rows, n]`: x times the weight, with the same result as `linear`,
-//! `linear_with_residual` or, with `gated`, `linear` and `silu_mul`. A gated output is in `MPK_LAYOUT_WIDE` if its reader wants that. If a
-//! tile has all rows, x has the narrower column tiles, and the residual may be two summands `[2, rows, n]`.
+//! `linear_with_residual` or, with `gated`, `linear` and `silu_mul`. A gated output is in `MPK_LAYOUT_WIDE` if its reader wants
+//! that. If a tile has all rows, x has the narrower column tiles. The residual may then be two summands `[2, rows, n]`.
 //!
-//! The output can't be pushed: tasks of rows that are not in use would push nothing, so their pushes would order nothing.
+//! The output cannot be pushed. Tasks of rows that are not in use would push nothing, so their pushes would order nothing.
 //!
 //! Attributes: `gated`, `has_bias`, `has_residual`, and `parts` (1, 2 or 4). With `parts` there is one output (f32) for each part of k,
 //! the first with bias and residual, or one output `[2, rows, n]` with both parts. The expansion of the linear family
@@ -163,7 +163,7 @@ impl TaskType for WideLinear {
                     }
                 }
                 let out = match to_wide {
-                    // Whole tiles, including what they have outside the output.
+                    // Whole tiles, including the parts outside the output.
                     true => {
                         let dims = op.outputs[0].dims.iter().map(|d| *d as u32).collect::<Vec<_>>();
                         let rows = (first_row / tile_rows, end_row.div_ceil(tile_rows));

@@ -65,7 +65,8 @@ fn gpu(site: &GpuSite<'_>) -> Result<String, String> {
 /// Compute threads of a block of the kernel (`gpu/config.cuh`).
 const COMPUTE_THREADS: u32 = 256;
 
-/// The most pieces per thread of a row, both parts included: 64 KB of shared memory. A longer row is read piece by piece.
+/// Maximum number of pieces of a row per thread, both parts included: 64 KB of shared memory. A longer row is read piece by
+/// piece.
 const MOST_PIECES: u32 = 16;
 
 /// How the rows are computed: the params word for the attribute's value.
