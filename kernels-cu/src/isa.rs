@@ -79,7 +79,7 @@ fn problem(given: &str, supported: Isa) -> Option<String> {
         Some(_) => Some(format!("MPK_CPU_ISA={given}: this CPU supports only {}", supported.name())),
         None => {
             let names = Isa::ALL.map(Isa::name).join(", ");
-            Some(format!("MPK_CPU_ISA={given}: no such level; the levels are {names}"))
+            Some(format!("MPK_CPU_ISA={given}: unknown level; the levels are {names}"))
         }
     }
 }

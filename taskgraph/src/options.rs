@@ -9,7 +9,7 @@ use crate::task_graph::{Allreduce, Placement};
 pub struct BuildOptions {
     /// Number of ranks.
     pub world: u32,
-    /// Who places tasks.
+    /// What decides where tasks run.
     pub placement: Placement,
     /// How allreduces are carried out.
     pub allreduce: Allreduce,

@@ -44,7 +44,7 @@ pub enum SubmitError {
 
 /// A request with its sink.
 pub struct Submission {
-    /// What is asked for.
+    /// The request.
     pub request: Request,
     /// Where its tokens go.
     pub sink: Box<dyn Sink>,

@@ -75,7 +75,8 @@ impl PrivateFolder {
             ));
         }
         if metadata.mode() & 0o022 != 0 {
-            self.close(user).map_err(|e| format!("cannot be closed to others: {e}"))?;
+            self.close(user)
+                .map_err(|e| format!("is writable by other users and cannot be made private: {e}"))?;
         }
         Ok(())
     }

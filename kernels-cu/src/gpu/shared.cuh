@@ -36,7 +36,7 @@ struct alignas(16) TaskSlot {
   uint32_t num_rows, num_samples, num_active; /* of the batch; all rows where flagged words are refreshed */
   uint64_t batch_hash;
   const mpk_graph* graph;
-  uint32_t num_waits;     /* in `waits`; of more dependencies the rest is read from the graph */
+  uint32_t num_waits;     /* in `waits`; further dependencies are read from the graph */
   uint32_t finished;      /* tasks to count in control->progress when this one is done */
   uint64_t fetched_ns;    /* trace */
   uint64_t* trigger;      /* static placement: the counter that the task triggers, here or at a peer; else NULL */
@@ -62,7 +62,7 @@ struct alignas(128) Shared {
   /* The compute warps' next slot and stage, between two tasks. They are not in registers: those would be spilled around the
    * kernel variants, and reading them back takes a microsecond while the memory is busy. */
   RingPlace next_slot, next_stage, next_place;
-  uint32_t wide_begun;           /* wide products that the compute warps have come to since the launch, wraps */
+  uint32_t wide_begun;           /* wide products that the compute warps have begun since the launch; wraps */
   uint64_t ready_ns;             /* timeline: of the task that runs; and what it waited for, see mpk_trace_record */
   uint32_t waited_for, peer_ns, page_ns;
   uint32_t left;                 /* 1: the compute warps have left; nobody takes from ring and slots any more */

@@ -53,7 +53,7 @@ fn gpu(site: &GpuSite<'_>) -> Result<String, String> {
         return Err("x and weight must be of one type of 2 bytes".to_string());
     }
     if out.dtype != x.dtype && (params.gated != 0 || u32::from(out.dtype) != abi::MPK_F32) {
-        return Err(format!("an output of type {} of weights of another", out.dtype));
+        return Err(format!("its output of type {} needs weights of the same type", out.dtype));
     }
     match params {
         mpk_wide_linear_params { width, .. } if x.dims[3] == abi::MPK_WIDE_NARROW => {
@@ -79,7 +79,7 @@ impl TaskType for WideLinear {
     }
 
     fn infer(&self, _op: &OpView<'_>) -> Result<Vec<TensorType>, OpError> {
-        Err(OpError("is made where a `linear` has many rows; write `linear`".to_string()))
+        Err(OpError("is created from a `linear` with many rows; write `linear` instead".to_string()))
     }
 
     fn shard(&self, op: &OpView<'_>, _world: u32) -> Result<ShardRule, OpError> {
@@ -134,10 +134,12 @@ impl TaskType for WideLinear {
         let is_stacked = |ty: &TensorType| ty.dims.len() == 3;
         let stacked = is_stacked(&op.outputs[0]);
         if stacked && !(parts == 2 && narrow) {
-            return Err(OpError(format!("a product of tile {tile:?} has no two summands")));
+            return Err(OpError(format!("a product with tile {tile:?} cannot have two summands")));
         }
         if parts > 1 && (gated || to_wide || cut(parts - 1) >= blocks) {
-            return Err(OpError(format!("a product of tile {tile:?} and {k} columns has no {parts} parts")));
+            return Err(OpError(format!(
+                "a product with tile {tile:?} and {k} columns cannot have {parts} parts"
+            )));
         }
         let parts: Vec<(u32, u32)> = (0..parts).map(|part| (cut(part), cut(part + 1))).collect();
         let Tile { width, tokens, .. } = tile;

@@ -136,7 +136,7 @@ impl TaskType for WideRows {
         let stacked = op.inputs[0].dims.len() == 3;
         let narrow = is_narrow(&op.outputs[0]);
         if stacked && !(narrow && source == 1) {
-            return Err(OpError("only few rows that are normed are summed up".to_string()));
+            return Err(OpError("x may be two summands only with `source` norm and few rows".to_string()));
         }
         let gather = contract::attr_bool(op.global.attrs, "gather_samples")?;
         let (rows, kind) = match gather {
@@ -147,7 +147,7 @@ impl TaskType for WideRows {
         let dims: Vec<u32> = op.outputs[0].dims.iter().map(|d| *d as u32).collect();
         let wanted = if narrow { narrow_dims } else { wide_dims };
         if op.outputs[0].dims != wanted(u64::from(rows), u64::from(columns)) {
-            return Err(OpError(format!("[{rows}, {columns}] are not the wide rows {dims:?}")));
+            return Err(OpError(format!("[{rows}, {columns}] does not fit the wide rows {dims:?}")));
         }
         let params = mpk_wide_rows_params {
             source,
