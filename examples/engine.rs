@@ -1,4 +1,4 @@
-//! Tokens from a model, as they come. `cargo run --release --example engine`, or under `mpirun -n 2`.
+//! Tokens from a model, as they arrive. `cargo run --release --example engine`, or under `mpirun -n 2`.
 
 use launch::engine::{Engine, Event, ModelSpec, Request, RunConfig};
 

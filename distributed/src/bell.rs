@@ -51,7 +51,7 @@ impl Bell {
 
     /// Signals news.
     pub fn ring(self) {
-        // SAFETY: a live word (`new`); the call adds to it atomically and wakes who sleeps on it.
+        // SAFETY: a live word (`new`); the call adds to it atomically and wakes the threads that sleep on it.
         unsafe { abi::mpk_cpu_ring(self.word.as_ptr()) };
     }
 }

@@ -12,7 +12,7 @@ pub enum Error {
     MpiInit(String),
     /// Ranks on several nodes need an MPI library that several threads may call.
     #[error(
-        "this job's ranks are on {nodes} nodes, and this MPI library does not let several threads call it (MPI_THREAD_MULTIPLE), which the proxy between nodes needs"
+        "this job's ranks are on {nodes} nodes, so several threads must be able to call the MPI library (MPI_THREAD_MULTIPLE), which this one does not support"
     )]
     ThreadLevel {
         /// Number of nodes of the job.
@@ -62,7 +62,7 @@ pub enum Error {
     },
     /// The ranks built different graphs.
     #[error(
-        "rank {rank} built another graph {graph} than rank 0 expects of it (digest {found:016x}, expected {expected:016x})"
+        "rank {rank} built a graph {graph} that differs from the one rank 0 expects of it (digest {found:016x}, expected {expected:016x})"
     )]
     Digest {
         /// The rank.

@@ -20,7 +20,7 @@ const BUSY: Duration = Duration::from_millis(2);
 const BUSY_SHARED: Duration = Duration::from_micros(50);
 const SHORTEST_PAUSE: Duration = Duration::from_micros(50);
 const LONGEST_PAUSE: Duration = Duration::from_millis(1);
-/// A wait of this length is for something slow, or the engine is idle.
+/// A wait this long is for something slow, or the engine is idle.
 const LONG_WAIT: Duration = Duration::from_secs(2);
 /// Longest pause of such a wait.
 const IDLE_PAUSE: Duration = Duration::from_millis(10);

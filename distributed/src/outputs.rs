@@ -74,15 +74,16 @@ impl Outputs {
         NonNull::new(self.image.host::<u32>(self.bell_at, 1)).unwrap_or(NonNull::dangling())
     }
 
-    /// The event that the kernel of a CPU target tells of new tokens; `None`: it rings the bell for them.
+    /// The event that the kernel of a CPU target signals for new tokens. `None`: it rings the bell for them.
     pub fn set_reader(&self, event: Option<std::os::fd::RawFd>) {
         let header = self.image.host::<abi::mpk_batch_output>(0, 1);
-        // SAFETY: a live word, accessed atomically only. Relaxed: nothing is read on the strength of it.
+        // SAFETY: a live word, only accessed atomically. Relaxed: no other memory is read because of it.
         unsafe { AtomicI32::from_ptr(&raw mut (*header).reader) }
             .store(event.unwrap_or(0), Ordering::Relaxed);
     }
 
-    /// Lets the kernel see so many entries of the admission ring, ever (modulo 2^30), with all that they name.
+    /// Lets the kernel see the admission ring's entries up to this total number (modulo 2^30), with everything that they refer
+    /// to.
     pub fn count_entries(&self, entries: u32) {
         let word = self.image.host::<u32>(self.num_admissions_at, 1);
         // SAFETY: a live word that host and kernel only access atomically. Release: pairs with the batch step's acquire

@@ -127,11 +127,11 @@ pub enum Mode {
         /// Tokens of its rows. Further rows have token 0.
         tokens: Vec<i32>,
     },
-    /// Requests that come and go while the kernel runs.
+    /// Requests that are added and cancelled while the kernel runs.
     Serve(ServePlan),
 }
 
-/// Capacity for requests that come and go.
+/// Capacity for requests that are added and cancelled while the kernel runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ServePlan {
     /// Maximum number of requests that the kernel knows: those in slots and those that wait for one.

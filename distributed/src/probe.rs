@@ -54,7 +54,7 @@ impl Probe {
 }
 
 /// Bytes of weights that the loader streams in an iteration of the graph that the batch step chooses for `rows` rows: the matrices of each
-/// task in whole tiles. Of an embedding table, only rows are read, by the task itself.
+/// task in whole tiles. From an embedding table, only single rows are read, by the task itself.
 pub(crate) fn step_bytes(graphs: &[TaskGraph], rows: u32) -> u64 {
     let fitting = graphs.iter().filter(|graph| graph.capacity.rows >= rows);
     let Some(graph) = fitting.min_by_key(|graph| graph.capacity.rows) else { return 0 };

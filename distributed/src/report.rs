@@ -57,7 +57,7 @@ pub fn report(
     if let Some(left) = groups.get(shown..).filter(|left| !left.is_empty()) {
         let loops: usize = left.iter().map(|group| group.who.len()).sum();
         let (waits, of) = (counted(left.len(), "more wait"), counted(loops, "worker"));
-        let _ = write!(text, "\n  rank {rank}: {waits}, of {of}, for what follows");
+        let _ = write!(text, "\n  rank {rank}: {waits}, of {of}, which follow from those above");
     }
     text
 }
@@ -357,7 +357,7 @@ mod tests {
         assert!(told[0].contains("worker 99 waited for event 7 "), "{told:?}");
         assert_eq!(
             told.last().map(String::as_str),
-            Some("  rank 0: 89 more waits, of 89 workers, for what follows")
+            Some("  rank 0: 89 more waits, of 89 workers, which follow from those above")
         );
     }
 

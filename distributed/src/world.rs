@@ -23,8 +23,9 @@ const DOUBT: Duration = Duration::from_millis(500);
 
 /// The job's ranks, and their communication outside the kernel.
 ///
-/// All methods that communicate are collective: every rank calls them in the same order, on the thread that created the world. No method
-/// waits for ever. If a rank does not arrive, the job ends with status 4 and a message that names the rank (see [`WatchOptions`]).
+/// All methods that communicate are collective: every rank calls them in the same order, on the thread that created the world. No
+/// method waits forever. If a rank does not arrive, the job ends with status 4 and a message that names the rank (see
+/// [`WatchOptions`]).
 pub struct World {
     tell: fn(&str),
     mpi: Option<Mpi>,
@@ -189,7 +190,7 @@ impl World {
         self.watch.as_ref()?.missed()
     }
 
-    /// Like `lost`, but waits a moment: a rank may notice that nothing arrives any more before the watch is sure that a node is lost.
+    /// Like `lost`, but waits a moment: a rank may notice that nothing more arrives before the watch is sure that a node is lost.
     pub(crate) fn lost_soon(&self) -> Option<String> {
         let (begin, limit) = (Instant::now(), if signals::is_stopping() { HURRY } else { DOUBT });
         while begin.elapsed() < limit {

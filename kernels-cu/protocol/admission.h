@@ -11,7 +11,7 @@
  * not depend on the graph: iterations of prompt rows, which sample no token, carry it too.
  *
  * Nothing to run. If a decision leaves one rank without work, it leaves all ranks without work, because they have the same
- * state. Rank 0 then applies new entries as they come, until there is work, the run is to stop, or the kernel has been idle for
+ * state. Rank 0 then applies new entries as they arrive, until there is work, the run is to stop, or the kernel has been idle for
  * long enough. Its next decision contains all of those entries. Until then it writes that decision's word repeatedly as an
  * interim word, with the entries so far. The others apply these too, since their hosts wait for that, and keep waiting. A late
  * rank sees only the last of these words. This makes no difference: each entry is followed by its own admission step, so
@@ -146,7 +146,7 @@ MPK_DEVICE bool write_to_parked(const mpk_rank* rank, uint32_t number, const Dec
   return reached;
 }
 
-/* Rank 0, without work: applies entries as they come until there is work or the kernel is to end, and decides that. Calls
+/* Rank 0, without work: applies entries as they arrive until there is work or the kernel must end, and decides that. Calls
  * `told()` after it has applied entries. */
 template <typename Told>
 MPK_DEVICE int await_entries(const mpk_rank* rank, mpk_status* status, const Told& told) {

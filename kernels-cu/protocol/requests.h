@@ -84,7 +84,7 @@ MPK_DEVICE int apply_entry(const mpk_rank* rank, const mpk_admission& entry) {
 }
 
 /* Moves waiting requests into free slots, in order. The first one that finds no slot or too few pages holds
- * up the rest, so no request is overtaken for ever. */
+ * up the rest, so no request is overtaken forever. */
 MPK_DEVICE int admit(const mpk_rank* rank) {
   const mpk_batch_config* config = rank->batch_config;
   BatchState* state = batch_state(rank);

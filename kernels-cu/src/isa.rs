@@ -40,7 +40,7 @@ impl Isa {
         }
     }
 
-    /// Why `MPK_CPU_ISA` is not followed, if it is set and is not.
+    /// The reason why `MPK_CPU_ISA` is ignored, if it is set but cannot be used.
     pub fn problem() -> Option<String> {
         let given = std::env::var_os("MPK_CPU_ISA")?;
         problem(&given.to_string_lossy(), Isa::supported())
@@ -79,7 +79,7 @@ fn problem(given: &str, supported: Isa) -> Option<String> {
         Some(_) => Some(format!("MPK_CPU_ISA={given}: this CPU supports only {}", supported.name())),
         None => {
             let names = Isa::ALL.map(Isa::name).join(", ");
-            Some(format!("MPK_CPU_ISA={given}: no such level; the levels are {names}"))
+            Some(format!("MPK_CPU_ISA={given}: unknown level; the levels are {names}"))
         }
     }
 }

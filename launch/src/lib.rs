@@ -1,5 +1,5 @@
-//! Runs a model as one persistent kernel per rank: `model` says what is run, `engine` runs it, `serve` offers it over HTTP,
-//! `cli` is what the programs are made of. Each of them depends only on those before it.
+//! Runs a model as one persistent kernel per rank: `model` describes what to run, `engine` runs it, `serve` offers it over
+//! HTTP, and the programs are built from `cli`. Each of them depends only on those before it.
 //!
 //! The input side is plain Rust without MPI or a device. A typical use:
 //!

@@ -70,7 +70,7 @@ impl Builder {
         self.shared.class(spares)
     }
 
-    /// Like [`Builder::class`], but rank 0's graph is `first`, whoever made it. Tests use it to show that a difference is found.
+    /// Like [`Builder::class`], but with `first` as rank 0's graph. Tests use it to show that a difference is found.
     ///
     /// # Errors
     /// Those of [`Builder::rank`].
@@ -92,7 +92,7 @@ impl Builder {
         self.shared.class_seen(spares, look)
     }
 
-    /// Deviations from what was asked, with their reasons.
+    /// Deviations from the options, with their reasons.
     pub fn notes(&self) -> &[String] {
         self.shared.notes()
     }

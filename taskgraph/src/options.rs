@@ -9,7 +9,7 @@ use crate::task_graph::{Allreduce, Placement};
 pub struct BuildOptions {
     /// Number of ranks.
     pub world: u32,
-    /// Who places tasks.
+    /// What decides where tasks run.
     pub placement: Placement,
     /// How allreduces are carried out.
     pub allreduce: Allreduce,
@@ -17,8 +17,8 @@ pub struct BuildOptions {
     pub nodes: Vec<u32>,
     /// Machine.
     pub target: Target,
-    /// False only to show what the protection is for. Receive buffers are then shared without regard to peers that may
-    /// still read them. Such graphs do not pass the verifier.
+    /// Set to false only to show what the protection prevents. Receive buffers are then shared without regard to peers
+    /// that may still read them. Such graphs do not pass the verifier.
     pub protected: bool,
 }
 

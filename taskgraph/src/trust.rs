@@ -53,18 +53,18 @@ pub const ASSUMPTIONS: [Assumption; 4] = [
     Assumption {
         name: "rows_of_slot",
         invariant: "in one iteration no row belongs to two active slots; the batch step assigns rows to slots",
-        checked: "by the region sanitizer, for every task: that the rows of active slots follow each other, and that the \
-                  kernel leaves all others alone",
+        checked: "by the region sanitizer, for every task: the rows of active slots follow each other, and the kernel \
+                  touches no other rows",
     },
     Assumption {
         name: "pages_of_slot",
-        invariant: "one owner writes: a cache page that one slot writes belongs to no other, what several slots have nobody \
-                    writes, and the splits of a slot share no position. An iteration writes only positions from the slot's \
-                    context on, so earlier ones may be read ahead of a task's events; the page allocator and the attention \
-                    task keep it",
-        checked: "by the page allocator, which gives no page to a second owner, and whole in debug builds (MPK_DEBUG_CHECKS); \
-                  by the region sanitizer, for every task: that the kernel touches pages of its slot only, and writes none \
-                  of those that were full before the iteration",
+        invariant: "one owner writes: a cache page that a slot writes belongs to no other slot, a page that several slots \
+                    share is no longer written, and the splits of a slot share no position. An iteration writes only \
+                    positions from the slot's context on, so earlier ones may be read ahead of a task's events; the page \
+                    allocator and the attention task maintain this",
+        checked: "by the page allocator, which gives no page to a second owner (debug builds check the whole invariant: \
+                  MPK_DEBUG_CHECKS); by the region sanitizer, for every task: the kernel touches only pages of its slot, and \
+                  writes no page that was full before the iteration",
     },
     Assumption {
         name: "rows_of_units",

@@ -275,7 +275,7 @@ fn several_ranks_come_up_through_nvshmem() {
     assert!(finished.stderr.contains("cuLaunchCooperativeKernel"), "{}", finished.stderr);
 }
 
-/// NVSHMEM waits for ever if one GPU has more ranks than another, so such ranks are refused before it starts.
+/// NVSHMEM waits forever if one GPU has more ranks than another, so such ranks are refused before it starts.
 #[test]
 fn ranks_that_do_not_fill_their_gpus_evenly_are_refused() {
     let model = ModelFile::of_fixture("mistral");

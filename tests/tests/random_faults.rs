@@ -118,7 +118,7 @@ impl Case {
             Fault::Step { .. } => {}
         }
         // If a rank is stopped on its last steps, after all others have ended, only mpirun waits for it. And mpirun
-        // may wait for ever for a rank that died while MPI started. So when all ranks have ended, mpirun is ended
+        // may wait forever for a rank that died while MPI started. So when all ranks have ended, mpirun is ended
         // too.
         let (mut freed, mut alone): (bool, Option<Instant>) = (false, None);
         let finished = running.wait_and_look(|running| {

@@ -91,7 +91,7 @@ impl CpuRank {
         let (mut lost, looked) = world.run_kernel(|| {
             let (mut lost, mut looked) = (None, Ok(()));
             while !handles.iter().all(|h| h.is_finished()) {
-                // A lost rank ends the run, because a message to it might wait for ever.
+                // A lost rank ends the run, because a message to it might wait forever.
                 let stop = lost.is_some()
                     || look(self).unwrap_or_else(|error| {
                         looked = Err(error);

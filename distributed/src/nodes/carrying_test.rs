@@ -73,7 +73,7 @@ impl Link for Memory {
     fn take(&mut self, mut take: impl FnMut(usize, &[u8]) -> bool) -> std::result::Result<bool, Failed> {
         let mut any = false;
         while self.expects {
-            // In order: a message that is late holds up those after it.
+            // In order: a late message delays those after it.
             let mut come = lock(&self.come);
             if come.front().is_none_or(|(due, _)| *due > Instant::now()) {
                 break;
@@ -117,7 +117,7 @@ fn ranks(delay: Duration, room: usize) -> [(Arc<Shared>, Thread<Memory>); 2] {
     })
 }
 
-/// Runs the proxy as [`Thread::run`] does, but held up at random for up to `pause` microseconds between turns.
+/// Runs the proxy as [`Thread::run`] does, but delayed at random for up to `pause` microseconds between turns.
 fn run_held_up(mut thread: Thread<Memory>, pause: u64) {
     let mut dice = Dice(pause);
     while thread.goodbye.is_none() || thread.peers.iter().any(|peer| !peer.goodbye) {
@@ -187,7 +187,7 @@ fn every_message_wakes_a_sleeping_host_however_late_the_proxies_are() {
 #[test]
 fn a_ring_that_was_asked_for_before_the_stop_arrives() {
     for round in 0..300 {
-        // Without room, as if the peer read nothing any more.
+        // Without room, as if the peer had stopped reading.
         let [(first, one), (second, two)] =
             ranks(Duration::from_micros(round % 50), (round % 2) as usize * 16);
         let word = AtomicU32::new(0);
@@ -214,7 +214,8 @@ fn a_bell_that_was_taken_down_is_not_rung() {
         scope.spawn(|| run_held_up(one, 10));
         scope.spawn(|| run_held_up(two, 10));
         for round in 0..2000 {
-            // Leaked words would hide a ring that comes too late, a freed one might crash. This one is looked at afterwards.
+            // A leaked word would hide a ring that comes too late, and a freed one might crash. So the test checks this word
+            // afterwards.
             let word = Box::new(AtomicU32::new(0));
             // SAFETY: the word outlives `rung` and is only accessed atomically.
             let bell = unsafe { Bell::new(NonNull::from(&*word).cast(), false) };

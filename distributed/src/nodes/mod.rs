@@ -58,7 +58,8 @@ impl Nodes {
         (0..).zip(&self.of).filter(move |(_, of)| **of == node).map(|(rank, _)| rank)
     }
 
-    /// The first rank of `node`. Nodes are numbered in the order of these, so that of node 0 is rank 0.
+    /// The first rank of `node`. Nodes are numbered in the order of their first ranks, so the first rank of node 0 is rank
+    /// 0.
     pub(crate) fn first_of(&self, node: u32) -> u32 {
         self.ranks_of(node).next().unwrap_or(0)
     }

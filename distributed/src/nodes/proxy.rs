@@ -47,8 +47,8 @@ impl Drop for Carried<'_> {
 pub(crate) struct Ringer(Arc<Shared>);
 
 impl Ringer {
-    /// After this rank's host has sent the peers' hosts messages. A ring takes the way of the puts, so it arrives at once while kernels
-    /// run, and within a few milliseconds otherwise.
+    /// Called after this rank's host has sent messages to the peers' hosts. A ring takes the same path as puts, so it arrives at
+    /// once while kernels run, and within a few milliseconds otherwise.
     pub fn ring(&self) {
         self.0.ring_peers();
     }

@@ -44,7 +44,7 @@ pub enum SubmitError {
 
 /// A request with its sink.
 pub struct Submission {
-    /// What is asked for.
+    /// The request.
     pub request: Request,
     /// Where its tokens go.
     pub sink: Box<dyn Sink>,
@@ -184,7 +184,7 @@ impl Shared {
         self.results.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The sinks of so many requests have heard of the end.
+    /// The sinks of this many requests have received the end.
     pub fn settle(&self, count: usize) {
         let mut state = self.lock();
         state.unsettled -= count;

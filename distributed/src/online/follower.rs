@@ -120,8 +120,8 @@ impl<T: Target> Host<T> for Follower {
         } else {
             self.owed.check(0, target.deadline())?;
         }
-        // A ring from another node waits for the proxies, which sleep while there is nothing to run. With work, a host that looks often
-        // would take turns from the workers and the proxy.
+        // A ring from another node waits for the proxies, which sleep while there is nothing to run. While there is work, a host
+        // that checks often would take turns from the workers and the proxy.
         self.rest(!self.far || (running && !is_idle(target)));
         Ok(Wish::Nothing)
     }

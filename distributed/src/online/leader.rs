@@ -46,9 +46,9 @@ pub(super) struct Leader {
     complete: u64,
     /// For each other rank, the number of entries that it has confirmed, and whether its kernel has ended.
     others: Vec<Other>,
-    /// Tokens that have been taken, ever, as the host has seen it.
+    /// Total number of tokens taken so far, as the host has seen it.
     tokens: u64,
-    /// Requests that have ended, ever.
+    /// Total number of requests that have ended so far.
     ended: u64,
     /// The ones among them whose end has not been counted yet.
     ending: Vec<(u32, Active, Finish)>,
@@ -95,7 +95,7 @@ impl Leader {
     /// Ends every request, and refuses further ones.
     fn end_all(&mut self, reason: &str) {
         self.shared.close(reason);
-        // These have come to their end.
+        // These requests have ended normally.
         self.ending.drain(..).for_each(|(_, active, finish)| active.sink.end(End::Finished(finish)));
         let active: Vec<Active> = self.shared.results().drain().collect();
         active.into_iter().for_each(|active| active.sink.end(End::Lost(reason.into())));
@@ -144,7 +144,7 @@ impl Leader {
         if !self.shared.results().cancel(number) {
             return Ok(());
         }
-        // The number may get another holder only by an entry after this one.
+        // Only a later entry may give the number to another request.
         self.enter(Entry { kind: abi::MPK_CANCEL, number, after_finished: 0, payload: None })
     }
 
@@ -369,7 +369,7 @@ impl<T: Target> Host<T> for Leader {
 }
 
 impl Drop for Leader {
-    /// After a panic of this thread, too, no client waits for a request that nobody serves.
+    /// Even after a panic of this thread, no client waits for a request that nobody serves.
     fn drop(&mut self) {
         self.end_all("serving is over");
     }

@@ -1,4 +1,4 @@
-//! Requests that come and go while the kernel runs: the hosts' part of `kernels-cu/protocol/admission.h`.
+//! Adds and cancels requests while the kernel runs: the hosts' part of `kernels-cu/protocol/admission.h`.
 //!
 //! Rank 0 creates a [`service`]: a [`Client`] for the threads that submit requests, and a [`Service`] for the main thread, which then
 //! serves ([`Rank::lead`]). All other ranks call [`Rank::follow`]. Both return after the client has asked for the end.

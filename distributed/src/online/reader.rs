@@ -1,20 +1,21 @@
-//! Tokens that another thread than the host's takes.
+//! Lets a thread other than the host's take tokens.
 
 use super::client::{Client, Shared};
 use rustix::event::{EventfdFlags, eventfd};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::Arc;
 
-/// A thread's way to take tokens itself, in place of rank 0's host: on the CPU target the kernel wakes it without a detour, through an event
-/// ([`AsFd`]) that becomes readable with each new token. The event need not be read: wait for its edges, and call [`Reader::take`]
-/// after each. A GPU's kernel cannot write to the event; there the host takes the tokens, as without a reader.
+/// Lets a thread take tokens itself, in place of rank 0's host. On the CPU target the kernel wakes it directly, through an event
+/// ([`AsFd`]) that becomes readable with each new token. The event need not be read: wait for its edges, and call
+/// [`Reader::take`] after each. A GPU's kernel cannot write to the event, so there the host takes the tokens, as without a
+/// reader.
 pub struct Reader {
     shared: Arc<Shared>,
     event: Arc<OwnedFd>,
 }
 
 impl Reader {
-    /// Gives new tokens to their sinks. Never waits.
+    /// Passes new tokens to their sinks. Never waits.
     pub fn take(&self) {
         if self.shared.results().take() {
             // The host cancels.
@@ -38,7 +39,7 @@ impl AsRawFd for Reader {
 impl Drop for Reader {
     fn drop(&mut self) {
         self.shared.results().set_event(None);
-        // What the event was told of last, the host takes.
+        // The host takes the tokens that the event announced last.
         self.shared.lock().ring();
     }
 }
@@ -50,7 +51,7 @@ impl std::fmt::Debug for Reader {
 }
 
 impl Client {
-    /// A way to take tokens in another thread than the host's. `None` where there is one already, or the system has no event to give.
+    /// A reader for another thread than the host's. `None` if there is one already, or if the system cannot create an event.
     pub fn reader(&self) -> Option<Reader> {
         let shared = &self.0;
         let mut results = shared.results();
@@ -61,7 +62,7 @@ impl Client {
             Some(event) => Arc::clone(event),
             None => {
                 let event = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).ok()?);
-                // It stays open as long as a kernel may write to it: to the end of the service, not of the reader.
+                // It stays open as long as a kernel may write to it: until the end of the service, not only of the reader.
                 shared.event.set(Arc::clone(&event)).ok()?;
                 event
             }

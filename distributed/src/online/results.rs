@@ -13,24 +13,24 @@ pub(super) struct Results {
     outputs: Option<Arc<Outputs>>,
     /// By number.
     active: Vec<Option<Active>>,
-    /// Tokens that have been taken, ever.
+    /// Total number of tokens taken so far.
     pub tokens: u64,
-    /// What a reader sleeps on.
+    /// The event that a reader sleeps on.
     event: Option<RawFd>,
 }
 
-/// A request of the kernel's.
+/// A request that the kernel has, or is about to get.
 pub(super) struct Active {
     pub id: u64,
     pub sink: Box<dyn Sink>,
     /// The sink wants more tokens.
     wanted: bool,
-    /// The entry is in this rank's ring. Before that, the words of the results are those of who had the number before.
+    /// The entry is in this rank's ring. Before that, the words of the results belong to the previous request with this number.
     written: bool,
     cancelled: bool,
-    /// Its tokens are all taken, and this was the end.
+    /// All its tokens have been taken, and this was its end.
     finish: Option<Finish>,
-    /// Place of its tokens, and how many: the prompt's come first.
+    /// Place and number of its tokens. The prompt's come first.
     pub first: u32,
     pub room: u32,
     first_output: usize,
@@ -57,19 +57,19 @@ impl Active {
 }
 
 impl Results {
-    /// Rank 0 serves `requests` numbers from now on.
+    /// From now on, rank 0 serves requests with numbers below `requests`.
     pub fn begin(&mut self, outputs: &Arc<Outputs>, requests: u32) {
         outputs.set_reader(self.event);
         self.outputs = Some(Arc::clone(outputs));
         self.active = (0..requests).map(|_| None).collect();
     }
 
-    /// It does not any more. The kernel has ended.
+    /// Rank 0 no longer serves. The kernel has ended.
     pub fn close(&mut self) {
         self.outputs = None;
     }
 
-    /// What the kernel tells of new tokens, if it can; `None`: nothing but the bell.
+    /// The event that the kernel signals for new tokens, if it can. `None`: it only rings the bell.
     pub fn set_event(&mut self, event: Option<RawFd>) {
         self.event = event;
         if let Some(outputs) = &self.outputs {
@@ -107,7 +107,7 @@ impl Results {
         all.filter(|(_, active)| active.as_ref().is_some_and(&chosen)).map(|(number, _)| number).collect()
     }
 
-    /// Numbers of requests that nobody wants any more, and that have not been cancelled.
+    /// Numbers of requests that are no longer wanted and have not been cancelled.
     pub fn unwanted(&self) -> Vec<u32> {
         self.numbers(|active| !active.wanted && !active.cancelled && active.finish.is_none())
     }
@@ -132,8 +132,8 @@ impl Results {
         self.active.iter().all(Option::is_none)
     }
 
-    /// Everything that the kernel has handed out goes to the sinks, and then their readers are told. The kernel never waits for them. True: some
-    /// sink wants no more.
+    /// Passes everything that the kernel has handed out to the sinks, then notifies their readers. The kernel never waits for
+    /// them. Returns true if some sink wants no more tokens.
     pub fn take(&mut self) -> bool {
         let Some(outputs) = &self.outputs else { return false };
         let (before, mut unwanted) = (self.tokens, false);

@@ -88,7 +88,7 @@ pub(super) fn serve<T: Target>(
     }
     let begin = Instant::now();
     while !host.wire().is_idle() && begin.elapsed() < FLUSH {
-        // Drives the messages that are on their way. Incoming messages are not needed any more.
+        // Drives the messages that are on their way. Incoming messages are no longer needed.
         if host.wire().receive().is_err() {
             break;
         }
@@ -131,7 +131,7 @@ fn run<T: Target>(target: &mut T, world: &World, host: &mut impl Host<T>) -> Res
     Ok(())
 }
 
-/// True if this rank's kernel has no request. The hosts have a deadline for what it is about to get.
+/// True if this rank's kernel has no request. The hosts' deadline applies to requests that it is about to get.
 pub(super) fn is_idle(target: &impl Target) -> bool {
     let figures = target.outputs().figures();
     figures.running == 0 && figures.waiting == 0

@@ -14,24 +14,24 @@ pub struct Token {
 /// The end of a request.
 #[derive(Clone, Debug, PartialEq)]
 pub enum End {
-    /// It has come to its end.
+    /// The request has ended normally.
     Finished(Finish),
     /// The run has failed.
     Lost(String),
 }
 
-/// Where the tokens of a request go. It is called on the thread that takes the tokens of all requests, so it must not wait: the
-/// host's, or the [`Reader`](super::Reader)'s where there is one. [`Sink::end`] is always called on the host's. The caller holds the lock of
-/// the results: a sink must not ask the client for its numbers or for a reader.
+/// Where the tokens of a request go. It is called on the thread that takes the tokens of all requests, so it must not wait. That
+/// is the host's thread, or the [`Reader`](super::Reader)'s if there is one. [`Sink::end`] is always called on the host's thread.
+/// The caller holds the lock of the results, so a sink must not ask the client for statistics or for a reader.
 pub trait Sink: Send {
-    /// Before the first token: so many tokens of the prompt were not computed, since the prefix cache had them.
+    /// Called before the first token with the number of prompt tokens that were not computed, because the prefix cache had them.
     fn cached(&mut self, tokens: u32);
 
-    /// The next token. False: no more are wanted, and the request is cancelled.
+    /// Takes the next token. Returns false if no more are wanted; the request is then cancelled.
     fn token(&mut self, token: Token) -> bool;
 
-    /// After the new tokens of all requests: readers may be woken. One that is woken at each token of an iteration takes the core from this
-    /// thread, or from a worker, as often.
+    /// Called after the new tokens of all requests: readers may be woken now. A reader that is woken at each token of an
+    /// iteration takes the core from this thread, or from a worker, each time.
     fn tell(&mut self) {}
 
     /// The end: nothing follows.

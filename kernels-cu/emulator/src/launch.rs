@@ -207,7 +207,7 @@ impl Launch {
         self.system.clock = self.system.clock.max(wake);
     }
 
-    /// Lists where the warps wait that would wait for ever.
+    /// Lists the places of the warps that would wait forever.
     fn stuck(&self, running: &[Running]) -> String {
         let mut text = "all warps wait for each other:".to_string();
         for Running { block, warps } in running {

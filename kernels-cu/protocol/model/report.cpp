@@ -26,7 +26,7 @@ std::string Explorer::waiting() const {
     if (thread->state != State::kStuck) continue;
     text += (text.empty() ? "" : ", ") + thread->name;
   }
-  return text + " would wait for ever";
+  return text + " would wait forever";
 }
 
 std::string Explorer::name_of(size_t offset) const {

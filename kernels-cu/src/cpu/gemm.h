@@ -16,7 +16,7 @@ namespace MPK_ISA {
 // Maximum number of rows of a block: with 2 tiles (1 below AVX-512) the accumulators just fit the registers.
 #if defined(MPK_SIMD_512)
 constexpr uint32_t GEMM_ROWS = 12;
-// A single row takes one tile at a time: the weights are read once with little work on them, and AMD's Zen 4 reads
+// A single row takes one tile at a time. The weights are read once with little work on them, and AMD's Zen 4 reads
 // four streams per core at half the rate of one.
 constexpr uint32_t gemm_tiles(uint32_t rows) { return rows == 1 ? 1 : rows <= 4 ? 4 : 2; }
 #elif defined(MPK_SIMD_256)
@@ -28,8 +28,8 @@ constexpr uint32_t gemm_tiles(uint32_t) { return 1; }
 #endif
 constexpr uint32_t GEMM_TILES = 4;
 
-// How far ahead of use weights are prefetched, in bytes. With 5 rows and more, multiply-adds and loads
-// would otherwise alternate: with it, 8 rows run a quarter faster.
+// How far ahead of use weights are prefetched, in bytes. Without prefetching, multiply-adds and loads alternate
+// with 5 rows and more. With it, 8 rows run a quarter faster.
 constexpr uint64_t GEMM_PREFETCH_BYTES = 2048;
 
 // Weight types: `unpack` reads two values of k of one tile.

@@ -17,7 +17,7 @@ struct VectorOps {
   // out = x / sqrt(mean(x^2) + eps) * weight, computed in f32; `scratch` holds n floats
   void (*rmsnorm)(void* out, uint32_t out_dtype, const void* x, uint32_t x_dtype, const void* weight,
                   uint32_t weight_dtype, float eps, float* scratch, uint64_t n);
-  // Reads memory at full speed and folds it into a number: the rate with which decoding is compared.
+  // Reads memory at full speed and folds it into a number. Decoding is compared with this rate.
   uint32_t (*read)(const void* memory, uint64_t bytes, uint32_t streams, uint32_t prefetch);
 };
 

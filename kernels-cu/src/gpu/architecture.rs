@@ -97,7 +97,7 @@ const STAGES_AHEAD: Knob = Knob {
     name: "ring.stages_ahead",
     default: 1,
     candidates: &[1, 2, 3, 4],
-    about: "how many pieces of weights it loads at a time for the tasks after that",
+    about: "how many pieces of weights a multiprocessor loads at a time for tasks that have not started",
 };
 
 /// The same while the compute warps wait for events.
@@ -105,7 +105,7 @@ const STAGES_WAITING: Knob = Knob {
     name: "ring.stages_waiting",
     default: 4,
     candidates: &[1, 2, 3, 4, 6, 8],
-    about: "how many pieces of weights it loads at a time while it waits for others",
+    about: "how many pieces of weights a multiprocessor loads at a time while it waits for others",
 };
 
 /// The data that is evicted from the L2 cache first.
@@ -137,7 +137,7 @@ const PREFETCH_CYCLES: Knob = Knob {
     name: "prefetch.cycles",
     default: 819,
     candidates: &[600, 700, 819, 930, 1050, 1200],
-    about: "cycles between two of these prefetches",
+    about: "cycles between two prefetches of weights to the L2 cache",
 };
 
 /// The knobs of the kernel itself.

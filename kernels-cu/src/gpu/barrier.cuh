@@ -69,7 +69,7 @@ __device__ __forceinline__ void bulk_copy(void* to, const void* from, uint32_t b
                "l"(from), "r"(bytes), "r"(shared_address(barrier)), "l"(policy)
                : "memory");
 }
-/* The same for data that others will read from the L2 cache. */
+/* The same for data that other multiprocessors will read from the L2 cache. */
 __device__ __forceinline__ void bulk_copy(void* to, const void* from, uint32_t bytes, uint64_t* barrier) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0],[%1],%2,[%3];" ::"r"(shared_address(to)), "l"(from),
                "r"(bytes), "r"(shared_address(barrier))
@@ -85,8 +85,8 @@ __device__ __forceinline__ void bulk_copy(uint32_t to, uint64_t from, uint32_t b
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0],[%1],%2,[%3];" ::"r"(to), "l"(from), "r"(bytes), "r"(barrier)
                : "memory");
 }
-/* True in one lane of the warp, all of whose lanes must be active. Code that only this lane runs needs no loop over lanes,
- * which the compiler otherwise puts around every bulk copy: 30 instead of 100 cycles per copy. */
+/* True in one lane of the warp, all of whose lanes must be active. Code that only this lane runs needs no loop over lanes.
+ * The compiler otherwise puts such a loop around every bulk copy: 100 cycles per copy instead of 30. */
 __device__ __forceinline__ bool elect_one() {
   uint32_t one;
   asm volatile("{.reg .pred p; elect.sync _|p,0xFFFFFFFF; selp.u32 %0,1,0,p;}" : "=r"(one));
@@ -100,7 +100,7 @@ __device__ __forceinline__ void prefetch_l2(const void* from, uint32_t bytes, ui
   asm volatile("cp.async.bulk.prefetch.L2.global.L2::cache_hint [%0],%1,%2;" ::"l"(from), "r"(bytes), "l"(policy) : "memory");
 }
 #else
-/* Copies 16 bytes, by each of the threads that share a copy; each thread then arrives once its own copies are done. */
+/* Copies 16 bytes. Each of the threads that share a copy calls this, and arrives once its own copies are done. */
 __device__ __forceinline__ void copy16(void* to, const void* from) {
   asm volatile("cp.async.cg.shared.global [%0],[%1],16;" ::"r"(shared_address(to)), "l"(from) : "memory");
 }

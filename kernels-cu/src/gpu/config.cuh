@@ -1,5 +1,5 @@
-/* Sizes of a block of the persistent kernel. A block is a worker; there is one per SM. The generated source
- * (kernels_cu::gpu) defines the MPK_ names from the hardware table. */
+/* Sizes of a block of the persistent kernel. A block is a worker, and there is one per SM. The generated source (kernels_cu::gpu)
+ * defines the MPK_ names from the hardware table. */
 #pragma once
 
 #include <stdint.h>
@@ -35,7 +35,7 @@ static_assert(kStagesWaiting > 0, "the loader must go on");
 /* Shared memory that a task's code may use freely while it runs. */
 constexpr uint32_t kWorkBytes = MPK_WORK_BYTES;
 
-/* The ring of places at the start of the work area, for activations of wide products. */
+/* The ring of places for activations of wide products, at the start of the work area. */
 constexpr uint32_t kPlaces = 5;
 constexpr uint32_t kPlaceBytes = 16 * 1024;
 

@@ -1,4 +1,4 @@
-/* What a task's code gets to see, and the rules it follows.
+/* The interface for the code of a task, and the rules that it must follow.
  *
  * A task type is a struct with static members, specialised by template arguments (its folder's `gpu` function in mod.rs
  * names them):
@@ -34,8 +34,8 @@ class Context {
 
   __device__ __forceinline__ explicit Context(const TaskSlot* task) : slot(task) { find_thread(); }
 
-  /* The thread's index is read anew for each task and after its wait: what follows from it alone, in all codes, would
-   * otherwise be computed before the loop over tasks and kept in registers, which the codes need. */
+  /* The thread's index is read again for each task and after its wait. Otherwise the compiler would compute what depends only on
+   * it, in all kernel variants, before the loop over tasks, and keep that in registers that the variants need. */
   __device__ __forceinline__ void find_thread() {
     thread = thread_index();
     warp = thread / 32;
@@ -78,25 +78,25 @@ class Context {
     const uint32_t rows = rows_kind == 0 ? slot->num_rows : rows_kind == 1 ? slot->num_samples : capacity;
     return rows < capacity ? rows : capacity;
   }
-  /* Of a block of `capacity` rows, which are `first` and on of their tensor. */
+  /* The same for a block of `capacity` rows that starts at row `first` of its tensor. */
   __device__ __forceinline__ uint32_t rows_in_use_from(uint32_t rows_kind, uint32_t first, uint32_t capacity) const {
     const uint32_t rows = rows_in_use(rows_kind, first + capacity);
     return rows > first ? rows - first : 0;
   }
 
-  /* Barrier of all compute threads; orders their memory accesses. MPK_OK, or the code that somebody failed with before
-   * the barrier: the same for all, since what each has seen of it goes through the barrier itself. */
+  /* Barrier of all compute threads; orders their memory accesses. Returns MPK_OK, or the code with which a thread failed before the
+   * barrier. The result is the same for all threads, because the failure passes through the barrier itself. */
   static __device__ __forceinline__ int sync() {
     return compute_barrier_any(peek(shared_state().code) != MPK_OK) ? peek(shared_state().code) : static_cast<int32_t>(MPK_OK);
   }
   static __device__ __forceinline__ void fail(int code) { poke(shared_state().code, code); }
 
-  /* All compute threads: until every event that the task depends on is ready. Also a barrier. `loads_under_way`: the task has
+  /* All compute threads: waits until every event that the task depends on is ready. Also a barrier. `loads_under_way`: the task has
    * begun loads that it does not need yet. `always`: also in a kernel that leaves out waits. */
   __device__ int wait_inputs(bool loads_under_way = false, bool always = false);
 
-  /* One thread: until the flagged word at `word` (8 bytes, this rank's memory) has arrived; gives its value. After a
-   * failure, which `fail` notes, any value. */
+  /* One thread: waits until the flagged word at `word` (8 bytes, this rank's memory) has arrived, and returns its value. After a
+   * failure, which `fail` records, the value is arbitrary. */
   __device__ float wait_flagged(const uint64_t* word) const;
 };
 
@@ -115,11 +115,11 @@ __device__ __forceinline__ uint8_t* row_address(const mpk_operand& view, uint32_
   return reinterpret_cast<uint8_t*>(view.addr) + static_cast<uint64_t>(row) * view.strides[0] * element_bytes(view.dtype);
 }
 
-/* Polls before the protocol's bounded wait takes over, which also looks at the abort word and the clock. */
+/* Number of polls before the protocol's bounded wait takes over. That wait also checks the abort word and the clock. */
 constexpr uint32_t kQuickPolls = 512;
 
-/* The slow end of wait_inputs, for one lane: bounded. One event after the other, so that the status pairs the one that is
- * missing with its own counts. */
+/* The slow part of wait_inputs, for one lane: a bounded wait for one event after the other, so that the status shows the missing
+ * event with its own counts. */
 __device__ __forceinline__ int wait_events_slowly(const mpk_rank* rank, mpk_status* status, const TaskSlot* slot) {
   int code = MPK_OK;
 #pragma unroll 1
@@ -133,7 +133,7 @@ __device__ __forceinline__ int wait_events_slowly(const mpk_rank* rank, mpk_stat
 __device__ __forceinline__ int Context::wait_inputs(bool loads_under_way, bool always) {
   tell_state(kIsWaiting);
   const bool waits = !kWithoutWaits || always || slot->num_rows > kMostRowsWithoutWaits;
-  /* Not the warp that triggers the last task's event at this time: a release takes most of a microsecond. */
+  /* Not the warp that triggers the last task's event at this time, because a release takes most of a microsecond. */
   if (waits && thread_index() / 32 == kComputeWarps - 1) {
     const uint32_t lane = thread_index() % 32, count = slot->num_waits;
     uint64_t wanted = 0;
@@ -144,9 +144,9 @@ __device__ __forceinline__ int Context::wait_inputs(bool loads_under_way, bool a
     }
     bool missing = lane < count;
     uint32_t awaited = 0; /* timeline: lanes whose event was missing at the last test but one */
-    /* Acquire, system scope where a peer may have triggered: the event's own test (event.h) knows; here the wider scope
-     * serves both. Pairs with the triggers' release. Each acquire empties the first-level cache, under the loads that are
-     * under way: then it is only the last of the polls. */
+    /* Acquire, with system scope because a peer may have triggered. The event's own test (event.h) chooses the scope; here the
+     * wider scope serves both cases. Pairs with the triggers' release. Each acquire empties the first-level cache, which would hurt
+     * loads that are under way. With such loads, the polls are relaxed and one acquire follows. */
     for (uint32_t polls = 0; polls < kQuickPolls; ++polls) {
       if (missing) {
         missing = (loads_under_way ? platform::load<platform::Scope::kSystem>(counter, platform::kRelaxed)
@@ -199,7 +199,7 @@ __device__ inline float Context::wait_flagged(const uint64_t* word) const {
   [[maybe_unused]] uint64_t began_ns = 0;
   if constexpr (platform::kTraces) began_ns = wait_clock();
   for (uint32_t polls = 0; polls < kQuickPolls; ++polls) {
-    /* Relaxed: the word carries its value, nothing else is read on the strength of it. */
+    /* Relaxed: the word carries its value, and no other memory is read because of it. */
     seen = platform::load<platform::Scope::kSystem>(word, platform::kRelaxed);
     if (!mpk_flagged_arrived(seen, slot->tag)) continue;
     if constexpr (platform::kTraces) add_wait(shared_state().peer_ns, began_ns);

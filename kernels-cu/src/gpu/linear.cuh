@@ -182,7 +182,7 @@ __device__ __forceinline__ int Linear<Weight, Source, MostK, N8, X, Norm>::multi
         float gate[kPasses] = {};
         for (uint32_t tile = group; tile < group_end; ++tile) {
           const uint32_t traits = reread(p.traits), gated = traits & kGated, bias_at = kWeight + 1 + gated;
-          /* Which thread has which sum. The assignment rotates, so that with few rows the warps share the work. */
+          /* The assignment of sums to threads. It rotates, so that with few rows the warps share the work. */
           const uint32_t out_tile = tile >> gated;
           const uint32_t turned = (context.thread + out_tile % kComputeWarps * 32) % kComputeThreads;
           float bias[kPasses], residual[kPasses];

@@ -11,7 +11,7 @@
 namespace mpk {
 namespace gpu {
 
-/* How a row is computed from x. */
+/* The ways to compute a row from x. */
 enum RowSource : uint32_t {
   kPlain = 0,
   kRmsNorm = 1, /* times the norm weight */

@@ -10,8 +10,8 @@
 namespace mpk {
 namespace gpu {
 
-/* Takes registers from the four warps that serve and gives them to those that compute, by groups of four warps: what a
- * code does not have to spill it need not fetch from a busy memory. 384 x 168 = 128 x kServingRegisters + 256 x
+/* Takes registers from the four serving warps and gives them to the compute warps, in groups of four warps. A kernel
+ * variant that spills less reads less from a busy memory. 384 x 168 = 128 x kServingRegisters + 256 x
  * kComputeRegisters. */
 constexpr uint32_t kServingRegisters = 88, kComputeRegisters = (kBlockThreads * 168 - (kBlockThreads - kComputeThreads) * kServingRegisters) / kComputeThreads;
 __device__ __forceinline__ void divide_registers(uint32_t warp) {

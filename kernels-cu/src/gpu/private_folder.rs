@@ -25,8 +25,8 @@ impl PrivateFolder {
     }
 
     /// Another owner of the folder could put anything into it, and another owner of a folder or link above it could replace it. Both are
-    /// refused. root is no exception, except that root's own folders above it are trusted. If others can write to a folder of ours, that
-    /// permission is removed, and so is what they left there. The folder need not exist.
+    /// refused. root is no exception, except that root's own folders above it are trusted. If others can write to a folder of
+    /// ours, their permission is removed, and so are the files that they left there. The folder need not exist.
     ///
     /// # Errors
     /// It is not a folder, or it belongs to another user or is in another user's folder. The text says which; its subject is the folder.
@@ -75,7 +75,8 @@ impl PrivateFolder {
             ));
         }
         if metadata.mode() & 0o022 != 0 {
-            self.close(user).map_err(|e| format!("cannot be closed to others: {e}"))?;
+            self.close(user)
+                .map_err(|e| format!("is writable by other users and cannot be made private: {e}"))?;
         }
         Ok(())
     }
@@ -178,7 +179,7 @@ mod tests {
 
         fs::write(root.path().join("file"), "").unwrap();
         assert!(PrivateFolder::new(root.path().join("file")).check().is_err());
-        // The problem goes on with a sentence about the folder.
+        // The text of the problem continues a sentence about the folder.
         let problem = PrivateFolder::new(root.path().join("file/x")).check().unwrap_err();
         assert!(problem.starts_with("cannot be read: "), "{problem}");
 

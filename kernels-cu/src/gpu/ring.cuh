@@ -1,5 +1,5 @@
 /* The ring through which the loader warp streams constant operands to the compute warps, in the order in which the
- * tasks read them. It runs ahead of the tasks' events: what it brings never changes. */
+ * tasks read them. The loader warp runs ahead of the tasks' events, because the data that it brings never changes. */
 #pragma once
 
 #include "gpu/shared.cuh"
@@ -8,7 +8,8 @@
 namespace mpk {
 namespace gpu {
 
-/* Timeline: the time inside a task that its first thread waits stands for the block's. Now, or 0 on other threads. */
+/* Timeline: the waiting time of a task's first thread stands for the whole block. Returns the current time, or 0 on other
+ * threads. */
 __device__ __forceinline__ uint64_t wait_clock() { return threadIdx.x == 0 ? platform::clock_ns() : 0; }
 __device__ __forceinline__ void add_wait(uint32_t& sum, uint64_t began_ns) {
   if (threadIdx.x == 0) poke(sum, peek(sum) + static_cast<uint32_t>(platform::clock_ns() - began_ns));
@@ -24,14 +25,14 @@ class Loader {
   const TaskSlot* slot = nullptr;
   uint32_t slot_index = 0;
 
-  /* Brings `bytes` (a multiple of 16, at most kStageBytes) from `source` (aligned to 16) into the next stage. False
-   * when the compute warps have left: the loader stops. `Cache`: of a task that has called begin_cache. */
+  /* Brings `bytes` (a multiple of 16, at most kStageBytes) from `source` (aligned to 16) into the next stage. Returns false if
+   * the compute warps have left; the loader then stops. `Cache`: the task has called begin_cache. */
   template <bool Cache = false>
   __device__ __forceinline__ bool stream(const void* source, uint32_t bytes) {
     Shared& shared = shared_state();
     if (prefetches_) return prefetch(shared, source, bytes);
-    /* Two tests at once: that few enough copies are in flight, and that the stage is free. The stage's use before this one
-     * has the other parity; before its first use the test is true. */
+    /* Two tests in one: few enough copies are in flight, and the stage is free. The stage's use before this one has the other
+     * parity; before its first use the test is true. */
     const bool at_once = Cache && after_cache_;
     uint32_t most = at_once || peek(shared.next_slot.index) == slot_index ? kStagesInFlight : kStagesAhead;
     if constexpr (kStagesWaiting < kStagesInFlight) {
@@ -69,7 +70,7 @@ class Loader {
     return true;
   }
 
-  /* It is the prefetch warp's. */
+  /* Whether this loader belongs to the prefetch warp. */
   __device__ __forceinline__ bool prefetches() const { return prefetches_; }
   /* The prefetch warp leaves out `stages`. */
   __device__ __forceinline__ void skip(uint32_t stages) { count_ += stages; }
@@ -138,7 +139,8 @@ class Loader {
     return kPrefetchWhen == kNothingIsTaken && peek(shared.compute_state) != kTakesStages;
   }
 
-  /* Skips what the loader has started itself; otherwise waits for a pause in its loads, and for not being too far ahead. */
+  /* Skips stages that the loader has started itself. Otherwise waits for a pause in the loader's loads, and until it is not too
+   * far ahead. */
   __device__ __forceinline__ bool prefetch(Shared& shared, const void* source, uint32_t bytes) {
     ++count_;
 #if __CUDA_ARCH__ >= 900
@@ -184,18 +186,18 @@ class Loader {
   bool wide_now_ = false, after_wide_ = false; /* the task, and the one before, are wide: the work area is theirs */
 };
 
-/* The compute warps' end, while a task runs: every warp takes every stage. Barriers and stages as 32-bit shared addresses,
- * which a loop over stages keeps in registers. */
+/* The compute warps' end, while a task runs. Every warp takes every stage. Barriers and stages are 32-bit shared addresses, which
+ * a loop over stages keeps in registers. */
 class StageReader {
  public:
-  /* After a barrier of the task. */
+  /* Called after a barrier of the task. */
   __device__ __forceinline__ explicit StageReader(uint32_t lane)
       : place_(peek(shared_state().next_stage)), first_lane_(lane == 0), stages_(shared_address(stage_at(0))),
         full_(shared_address(shared_state().stage_full)) {}
-  /* One thread, after the readers' last barrier: for the next task. */
+  /* Called by one thread after the readers' last barrier, for the next task. */
   __device__ __forceinline__ void leave() const { poke(shared_state().next_stage, place_); }
 
-  /* Until the next stage is there. False: there is nothing to come; the next Context::sync says why. */
+  /* Waits until the next stage has arrived. Returns false if no stage will come; the next Context::sync gives the reason. */
   __device__ __forceinline__ bool wait() const {
     const uint32_t barrier = full_ + place_.index * 8;
     if constexpr (platform::kTraces) {
@@ -225,7 +227,7 @@ class StageReader {
   static constexpr uint32_t kEmpty = offsetof(Shared, stage_empty) - offsetof(Shared, stage_full);
   static constexpr uint32_t kCode = offsetof(Shared, code) - offsetof(Shared, stage_full);
 
-  /* From an address that a register holds already. Taking that of the shared state costs time in every wait. */
+  /* Uses an address that is already in a register. Computing the address of the shared state costs time in every wait. */
   __device__ __forceinline__ bool failed() const {
     uint32_t code;
     asm volatile("ld.shared.u32 %0,[%1];" : "=r"(code) : "r"(full_ + kCode) : "memory");

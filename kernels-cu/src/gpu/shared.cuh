@@ -1,4 +1,4 @@
-/* What a block keeps in shared memory: slots of task descriptors, the ring of stages, the work area. */
+/* The shared memory of a block: slots of task descriptors, the ring of stages, the work area. */
 #pragma once
 
 #include "gpu/barrier.cuh"
@@ -36,7 +36,7 @@ struct alignas(16) TaskSlot {
   uint32_t num_rows, num_samples, num_active; /* of the batch; all rows where flagged words are refreshed */
   uint64_t batch_hash;
   const mpk_graph* graph;
-  uint32_t num_waits;     /* in `waits`; of more dependencies the rest is read from the graph */
+  uint32_t num_waits;     /* in `waits`; further dependencies are read from the graph */
   uint32_t finished;      /* tasks to count in control->progress when this one is done */
   uint64_t fetched_ns;    /* trace */
   uint64_t* trigger;      /* static placement: the counter that the task triggers, here or at a peer; else NULL */
@@ -59,10 +59,10 @@ struct alignas(128) Shared {
   uint64_t slot_full[kSlots];    /* fetch -> loader, prefetch, compute */
   uint64_t slot_empty[kSlots];   /* all three -> fetch */
   int32_t code;                  /* compute warps: an abort code once one of them failed */
-  /* The compute warps' next slot and stage, between two tasks. Not in registers: those would be spilled around the codes,
-   * and to read back what was spilled takes a microsecond while the memory is busy. */
+  /* The compute warps' next slot and stage, between two tasks. They are not in registers: those would be spilled around the
+   * kernel variants, and reading them back takes a microsecond while the memory is busy. */
   RingPlace next_slot, next_stage, next_place;
-  uint32_t wide_begun;           /* wide products that the compute warps have come to since the launch, wraps */
+  uint32_t wide_begun;           /* wide products that the compute warps have begun since the launch; wraps */
   uint64_t ready_ns;             /* timeline: of the task that runs; and what it waited for, see mpk_trace_record */
   uint32_t waited_for, peer_ns, page_ns;
   uint32_t left;                 /* 1: the compute warps have left; nobody takes from ring and slots any more */
@@ -71,7 +71,7 @@ struct alignas(128) Shared {
   uint32_t published;            /* static placement, the block with the batch step: iterations that it has published since the launch */
   uint32_t compute_state;        /* enum ComputeState, where kTellsState */
   mpk_rank rank;                 /* a copy of the rank's description */
-  /* Of the iteration, for the block's tasks: a copy of the batch's description (the arrays stay where they are), and the
+  /* The iteration's data for the block's tasks: a copy of the batch's description (the arrays stay where they are), and the
    * numbers of its first slots. The fetch warp writes them while no task of the block runs. */
   mpk_batch batch;
   uint32_t pages_per_slot;
@@ -94,12 +94,13 @@ __device__ __forceinline__ uint8_t* stage_at(uint32_t stage) { return shared_bas
 __device__ __forceinline__ uint8_t* work_area() { return shared_base() + kStages * kStageBytes; }
 __device__ __forceinline__ Shared& shared_state() { return *reinterpret_cast<Shared*>(shared_base() + kStages * kStageBytes + kWorkBytes); }
 
-/* Always fetched from memory, rather than kept in a register: what does not change while the task runs. */
+/* Reads a value that does not change while the task runs. It is always fetched from memory, so that it does not occupy a
+ * register. */
 template <typename T>
 __device__ __forceinline__ T reread(const T& word) { return *const_cast<const volatile T*>(&word); }
 
-/* Words by which warps tell each other how far they have come; nothing else is read on the strength of them. Debug: by atomic
- * operations, since racecheck takes such words for races. */
+/* Words in which warps publish their progress. No other memory is read because of them. In debug builds they use atomic
+ * operations, because racecheck reports such words as races. */
 template <typename T>
 __device__ __forceinline__ T peek(const T& word) {
   if constexpr (kEveryLaneArrives && sizeof(T) == 4) return static_cast<T>(atomicOr(reinterpret_cast<uint32_t*>(const_cast<T*>(&word)), 0u));

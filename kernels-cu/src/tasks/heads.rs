@@ -64,7 +64,9 @@ impl Heads {
             return Err(OpError(format!("`kv_heads` {kv_heads} must divide `heads` {heads}")));
         }
         if head_dim % 2 != 0 {
-            return Err(OpError(format!("`head_dim` {head_dim} must be even: rope turns pairs")));
+            return Err(OpError(format!(
+                "`head_dim` {head_dim} must be even, because rotary embedding needs pairs"
+            )));
         }
         Ok(Heads { heads, kv_heads, head_dim, queries: 0..heads, key_values: 0..kv_heads })
     }

@@ -1,4 +1,4 @@
-//! What the GPU code of several tasks needs of an operand.
+//! Facts about operands that the GPU code of several tasks needs.
 
 use crate::abi;
 

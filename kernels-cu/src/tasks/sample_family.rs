@@ -3,18 +3,18 @@
 //! They find the token of each sample whose request is not greedy. Each rank looks at its columns of the logits only.
 //! The order is: penalties, temperature, min-p, top-k, top-p, noise.
 //!
-//! 1. `sample_partial`, for each sample and part of the columns: the processed logits, their noise, and of these the
+//! 1. `sample_partial` processes, for each sample and part of the columns, the logits and adds noise. It finds the
 //!    highest logit and the *frontier*: the tokens that no other one beats both in order (higher logit, lower token
-//!    among equals) and in noisy value. All three filters keep the first tokens in order, however many, and the
-//!    highest noisy value among the first so many tokens is one of the frontier, which has about ten entries. Where a
-//!    request has both top-k and top-p it gives the `top_k` highest logits instead.
-//! 2. `sample_weigh`, the second pass: it joins all ranks' frontiers, and gives for each entry the number and the
-//!    weight of the part's tokens before it. `sample_merge` joins the lists of a rank's parts.
-//! 3. `sample_reduce`: adds up, and takes the last entry of the frontier that the filters keep.
+//!    among equals) and in noisy value. Each of the three filters keeps the first tokens in order. The highest noisy
+//!    value among any number of first tokens is in the frontier, which has about ten entries. For a request with both
+//!    top-k and top-p, it returns the `top_k` highest logits instead.
+//! 2. `sample_weigh`, the second pass, joins all ranks' frontiers. For each entry it returns the number and the weight
+//!    of the part's tokens before it. `sample_merge` joins the lists of a rank's parts.
+//! 3. `sample_reduce` adds these up, and takes the last entry of the frontier that the filters keep.
 //!
-//! So two small exchanges decide exactly, whatever the logits and however many tokens a filter keeps. Weights are whole
-//! numbers, so their sums are the same in any order: the token does not depend on the number of ranks, nor on how the
-//! columns are cut. What does not concern a request's way of choosing is left out for it at run time.
+//! So two small exchanges give the exact result for any logits and any number of tokens that a filter keeps. Weights
+//! are whole numbers, so their sums are the same in any order. The token depends neither on the number of ranks nor on
+//! how the columns are cut. Steps that a request's parameters do not need are skipped for it at run time.
 
 use super::argmax_partial::cut;
 use super::contract;
@@ -23,15 +23,15 @@ use taskgraph::op_graph::Attrs;
 use taskgraph::task_type::{Access, LocalOp, Need, OpError, OperandView, TaskSpec};
 use taskgraph::{Attribute, AttributeKind, DType, Region, Sharding, Split};
 
-/// Room of a list of the highest logits: the largest `top_k` that may come together with a `top_p` below 1.
+/// Capacity of a list of the highest logits: the largest `top_k` that is allowed together with a `top_p` below 1.
 pub const MOST_LISTED: u32 = MPK_SAMPLE_MOST_LISTED;
 
-/// Most columns of a part: the GPU code keeps 8 bytes of each in shared memory.
+/// Maximum number of columns of a part. The GPU code keeps 8 bytes of each in shared memory.
 pub(crate) const MOST_COLUMNS: u32 = 7168;
-/// Fewest columns of a part, where a rank has that many: below that, more parts only mean more to exchange.
+/// Minimum number of columns of a part, if the rank has that many. With smaller parts there is only more to exchange.
 const FEWEST_COLUMNS: u64 = 2048;
 
-/// The attributes `slices` (the number of ranks), `parts` (of each rank's columns) and `kept` (room of a list).
+/// The attributes `slices` (the number of ranks), `parts` (of each rank's columns) and `kept` (capacity of a list).
 pub(crate) const ATTRIBUTES: &[Attribute] = &[
     Attribute::new("slices", AttributeKind::Whole),
     Attribute::new("parts", AttributeKind::Whole),
@@ -68,8 +68,8 @@ impl Numbers {
     }
 }
 
-/// The attribute `parts`, for graphs with room for `samples` samples: as many tasks as keep
-/// all `workers` of a rank busy to the end.
+/// The attribute `parts`, for graphs with room for `samples` samples: enough tasks to keep all `workers` of a rank busy
+/// to the end.
 pub fn parts(vocabulary: u64, world: u32, samples: u32, workers: u32) -> u32 {
     let share = vocabulary.div_ceil(u64::from(world.max(1)));
     let least = share.div_ceil(u64::from(MOST_COLUMNS - 16)).max(1); // parts differ by one unit of 16 columns
@@ -79,7 +79,7 @@ pub fn parts(vocabulary: u64, world: u32, samples: u32, workers: u32) -> u32 {
     (rounds * workers / samples).clamp(least, most) as u32
 }
 
-/// Checks `logits` f32 [samples, vocabulary] and `counts` u32 [slots, vocabulary]; gives samples.
+/// Checks `logits` f32 [samples, vocabulary] and `counts` u32 [slots, vocabulary]. Returns the number of samples.
 pub(crate) fn samples(
     numbers: &Numbers,
     logits: &OperandView<'_>,
@@ -105,7 +105,7 @@ pub fn kept(vocabulary: u64) -> u32 {
     vocabulary.min(u64::from(MOST_LISTED)) as u32
 }
 
-/// What sharding the logits need: that of the counts.
+/// The sharding that the logits need: that of the counts.
 pub(crate) fn logits_need(counts: &OperandView<'_>, world: u32) -> Result<Need, OpError> {
     if world == 1 {
         return Ok(Need::AsIs);
@@ -145,7 +145,7 @@ pub(crate) fn part_tasks(op: &LocalOp<'_>, input: usize) -> Result<(Numbers, Vec
     Ok((numbers, tasks))
 }
 
-/// A rank's records of one sample: all of a tensor [slices, parts, samples, words] but the other samples.
+/// A rank's records of one sample, in a tensor [slices, parts, samples, words].
 pub(crate) fn records_of(dims: &[u64], sample: u32) -> Region {
     let dims: Vec<u32> = dims.iter().map(|d| *d as u32).collect();
     Region::whole(&dims).with(dims.len() - 2, sample, sample + 1)

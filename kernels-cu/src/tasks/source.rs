@@ -1,4 +1,4 @@
-//! The left side of a product.
+//! The left side of a product, and how it is computed.
 
 /// How the left side is computed from `x`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

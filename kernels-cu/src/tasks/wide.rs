@@ -15,7 +15,7 @@ use taskgraph::op_graph::Attrs;
 use taskgraph::task_type::{ExpandedOp, Expansion, ExpansionOperand, LocalOp, Temporary, TensorType};
 use taskgraph::{DType, Rows, Target};
 
-/// The fewest rows and columns of a weight. Of the dimension that is split, each rank has at least 16.
+/// The minimum number of rows and columns of a weight. Each rank has at least 16 indices of the split dimension.
 const LEAST_WEIGHT: u64 = 64;
 
 /// The dimensions of `[rows, columns]` in `MPK_LAYOUT_WIDE`.
@@ -256,7 +256,7 @@ fn best_parted(rows: u32, columns: u32, parts: u32, workers: u32) -> Tile {
     *PARTED.iter().min_by_key(time).unwrap_or(&PARTED[0])
 }
 
-/// Whether two tasks share the k of a tile: in products of few rows that have at most half as many tiles as there are workers.
+/// Whether two tasks share the k of a tile. They do in products of few rows with at most half as many tiles as there are workers.
 /// `stacked`: the readers add the halves.
 fn is_halved(product: &Product, op: &LocalOp<'_>, target: &Target, stacked: bool) -> bool {
     let (out, weight) = (&op.outputs[0], &op.inputs[product.weight]);
@@ -294,8 +294,8 @@ pub struct Tile {
     clocks: u64,
 }
 
-/// The tiles that the GPU code has, best first. Each is a main loop in the kernel, and there are registers for only a few of them
-/// (`gpu/wide_linear.cuh`).
+/// The tiles that the GPU code supports, best first. Each is a main loop in the kernel, and there are registers for only a few of
+/// them (`gpu/wide_linear.cuh`).
 const TILES: [Tile; 3] = [
     Tile { high: 128, tokens: 2, width: 128, clocks: 1024 },
     Tile { high: 128, tokens: 1, width: 128, clocks: 640 },
@@ -357,7 +357,7 @@ pub fn choose_tall(rows: u32, columns: u32, gated: bool, workers: u32) -> Tile {
     let time = |tile: &Tile| {
         columns.div_ceil(tile.output_columns(gated)).div_ceil(workers.max(1)) * (tile.high + tile.width)
     };
-    // Of equally fast tiles the first is taken. In a gated product a tile has whole column tiles of the layout.
+    // Among equally fast tiles the first is taken. In a gated product a tile has whole column tiles of the layout.
     let highs: &[u32] = if gated { &[64, 192] } else { &[64, 192, 48, 32] };
     highs.iter().map(|&high| tall(high, rows)).min_by_key(time).unwrap_or(tall(64, rows))
 }
@@ -411,13 +411,14 @@ mod tests {
             let tile = best_parted(rows, columns, parts, workers);
             (parts, tile.high, tile.tokens * tile.width)
         };
-        // down and o of 8B on an H200. With o of 512 rows in two parts, the sum would cost more than it saves.
+        // The down and output projections of 8B on an H200. If the output projection of 512 rows had two parts, their sum would
+        // cost more time than it saves.
         assert_eq!(shape(128, 4096, 12288, 132), (4, 128, 128));
         assert_eq!(shape(128, 4096, 4096, 132), (4, 128, 128));
         assert_eq!(shape(256, 4096, 12288, 132), (4, 128, 256));
         assert_eq!(shape(512, 4096, 12288, 132), (2, 128, 256));
         assert_eq!(shape(512, 4096, 4096, 132), (1, 128, 128));
-        // The waves are whole without parts.
+        // The waves are full without parts.
         assert_eq!(shape(1024, 4096, 12288, 132), (1, 128, 256));
         assert_eq!(shape(2048, 4096, 12288, 132), (1, 128, 256));
         assert_eq!(fastest_parts(512, 4096, 12288, 4), 1);

@@ -30,7 +30,7 @@ Other commands:
   mpk-bench completions SHELL   Print completions for bash, elvish, fish, powershell or zsh
   mpk-bench man [COMMAND]       Print the manual page";
 
-/// Benchmarks of whole models and of the parts that their time is made of.
+/// Benchmarks of whole models and of their parts.
 #[derive(Parser)]
 #[command(name = "mpk-bench", version, max_term_width = 110, after_help = NOTES)]
 struct Args {
@@ -79,8 +79,8 @@ enum What {
     /// Every request holds CONTEXT tokens before the first step that counts. All requests decode together in STEPS
     /// steps, and only these steps count.
     Decode(Box<decode::Case>),
-    /// Where a decode step's time goes: its milliseconds without products, without waits, or without allreduces, beside
-    /// a plain read of the same number of bytes: `mpk-bench stream --model qwen3-8b --context 512`.
+    /// Where the time of a decode step goes: milliseconds of the step without products, without waits or without
+    /// allreduces, and of a plain read of as many bytes: `mpk-bench stream --model qwen3-8b --context 512`.
     Stream(Box<stream::Case>),
     /// Milliseconds from prompts to first new tokens: `mpirun -n N mpk-bench prefill --model qwen3-8b --prompt 2048`.
     Prefill(Box<prefill::Case>),
@@ -90,7 +90,7 @@ enum What {
     /// Microseconds per task that does almost no work: in a chain of dependent tasks, and from one task to many and back
     /// to one.
     Tasks(Box<tasks::Case>),
-    /// Find the fastest tuning values for a model on this machine, and keep them for later runs: `mpk-bench tune qwen3-8b
+    /// Find the fastest tuning values for a model on this machine, and save them for later runs: `mpk-bench tune qwen3-8b
     /// --tp 2`.
     Tune(Box<tune::Case>),
     /// Where the time of an iteration goes, from a timeline that `mpk-run --trace` wrote.
@@ -165,7 +165,7 @@ fn run(args: Args) -> Result<(), AppError> {
         }
         What::Model { name, max_batch, max_seq_len, prefill_chunk } => {
             let model = program::shape_model(&name, max_batch, max_seq_len, prefill_chunk)?;
-            // What mpk-run would refuse is not printed.
+            // A model.json that mpk-run would refuse is not printed.
             ModelSpec::json(&model.to_string())?.open()?;
             print_line(&serde_json::to_string_pretty(&model).unwrap_or_default())
         }

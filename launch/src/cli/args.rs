@@ -239,7 +239,8 @@ impl Args {
         self.chat && self.prompts.is_empty() && !self.builds_only()
     }
 
-    /// The first option that asks for what only a run gives. Prompts and the like are accepted, because model.json may have them, too.
+    /// The first option that has no effect unless something runs. Prompts and the like are accepted, because model.json may have
+    /// them, too.
     fn only_for_runs(&self) -> Option<&'static str> {
         let given = [
             ("--json", self.json),

@@ -98,7 +98,7 @@ choices! {
 /// Whether the values that `mpk-bench tune` found are used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum TuningTable {
-    /// Use the values that `mpk-bench tune` kept for this machine, model and number of ranks, if any.
+    /// Use the values that `mpk-bench tune` saved for this machine, model and number of ranks, if any.
     Auto,
     /// Use the defaults.
     Off,

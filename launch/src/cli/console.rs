@@ -12,8 +12,8 @@ use std::sync::OnceLock;
 /// The process's original standard output, once [`keep_stdout_for_results`] has been called.
 static KEPT: OnceLock<File> = OnceLock::new();
 
-/// Reserves standard output for this module. Whatever libraries print there goes to standard error from now on, such as
-/// NVSHMEM's output with NVSHMEM_DEBUG.
+/// Reserves standard output for this module. From now on, output of libraries goes to standard error, such as NVSHMEM's
+/// with NVSHMEM_DEBUG.
 pub fn keep_stdout_for_results() {
     // Without a free descriptor, standard output stays as it is.
     let Ok(own) = std::io::stdout().as_fd().try_clone_to_owned() else { return };
@@ -22,7 +22,8 @@ pub fn keep_stdout_for_results() {
     }
 }
 
-/// Prints `text` to standard output at once. Returns false if nobody reads standard output any more; that is no error.
+/// Prints `text` to standard output at once. Returns false if standard output no longer has a reader; this is not an
+/// error.
 ///
 /// # Errors
 /// Standard output cannot be written.

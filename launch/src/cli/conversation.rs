@@ -136,7 +136,7 @@ impl Conversation {
         }))
     }
 
-    /// Prints an answer as it arrives and returns it. Returns `None` if nobody reads standard output any more.
+    /// Prints an answer as it arrives and returns it. Returns `None` if standard output no longer has a reader.
     fn answer(&self, handle: &Handle, interrupts: &Interrupts) -> Result<Option<String>, Failure> {
         let mut answer = String::new();
         let mut read = true;

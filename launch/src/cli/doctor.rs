@@ -461,7 +461,7 @@ fn say_ranks(table: &mut Table, args: &DoctorArgs, gpus: &[Gpu], cuda: bool) {
     }
     let sharing = ranks.div_ceil(gpus.len() as u32);
     if sharing > 1 {
-        table.note(RUN, text, format!("up to {sharing} ranks share a GPU: right, but slow"));
+        table.note(RUN, text, format!("up to {sharing} ranks share a GPU, which works but is slow"));
     } else {
         table.good(RUN, text);
     }

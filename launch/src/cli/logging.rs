@@ -40,13 +40,13 @@ fn filter(given: &str) -> (EnvFilter, Option<String>) {
     if given.trim().is_empty() {
         return (default(), None);
     }
-    // A single word that is no level would be taken for the only part of the program that logs.
+    // A single word that is not a level would be taken for the only part of the program that logs.
     let is_level = |word: &str| word.parse::<LevelFilter>().is_ok();
     let wrong =
         given.split(',').map(str::trim).find(|part| !part.contains(['=', ':', '[']) && !is_level(part));
     if let Some(wrong) = wrong {
         let levels = "off, error, warn, info, debug, trace, or PART=LEVEL such as launch::serve=debug";
-        return (default(), Some(format!("`{wrong}` is no level; expected {levels}")));
+        return (default(), Some(format!("`{wrong}` is not a level; expected {levels}")));
     }
     match EnvFilter::try_new(given) {
         Ok(filter) => (filter, None),

@@ -14,8 +14,8 @@ pub struct Lines {
 }
 
 impl Lines {
-    /// The next line without its line end. Returns `None` at the end of the input, or when `stop` returns true; it is
-    /// called every `tick`.
+    /// The next line without its line end. Returns `None` at the end of the input, or when `stop` returns true.
+    /// `stop` is called every `tick`.
     pub fn next(&mut self, tick: Duration, stop: impl Fn() -> bool) -> Option<String> {
         loop {
             if let Some(end) = self.bytes.iter().position(|&b| b == b'\n') {

@@ -242,7 +242,7 @@ pub fn compile_options(row: &Device, kind: KernelKind, tuning: &Tuning) -> Resul
 /// The kernel's configuration on a device with less shared memory than the table says for its architecture. The tasks get less
 /// of it.
 fn fit(config: KernelConfig, shared_memory: u32) -> Option<KernelConfig> {
-    /// Shared memory that the tasks need at least.
+    /// Minimum shared memory that the tasks need.
     const LEAST_WORK: u32 = 32 << 10;
     /// Static shared memory of NVSHMEM's device library, beside the dynamic part.
     const STATIC: u32 = 2 << 10;
@@ -337,7 +337,7 @@ fn compile_side_by_side(
 
 /// How long a compilation stays silent. Reading the cache takes less.
 const SILENT: Duration = Duration::from_secs(1);
-/// How often the log repeats after that that the compiler is still running.
+/// Interval at which the log then repeats that the compiler is still running.
 const REPEATED: Duration = Duration::from_secs(10);
 
 /// Runs `make`, which may compile `variants` kernel variants. If it takes long, the log says so, and repeats it.

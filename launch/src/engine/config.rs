@@ -52,7 +52,7 @@ pub struct RunConfig {
     pub max_waiting: usize,
     /// The kernel ends after this time without requests, and the next request starts it again. `None`: it keeps running.
     pub idle_exit: Option<Duration>,
-    /// Use the values that `mpk-bench tune` kept for this machine and model, if any.
+    /// Use the values that `mpk-bench tune` saved for this machine and model, if any.
     pub use_tuning_table: bool,
     /// Values that override the table and the defaults, by the names of [`knobs`](crate::engine::tuning::knobs).
     pub tuning: Tuning,

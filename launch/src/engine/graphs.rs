@@ -131,7 +131,7 @@ pub fn check_ranks(model: &Model, ranks: u32) -> Result<(), AppError> {
     Ok(())
 }
 
-/// Notes on deviations from what was asked, each of the form "operator: what".
+/// Notes on deviations from the options, each of the form "operator: what".
 type Notes = BTreeSet<String>;
 
 /// The graphs that `make` builds from every op graph.
@@ -167,7 +167,7 @@ pub fn build_one(
     Ok(build(ops, registry, options, |builder| builder.rank(rank))?.0)
 }
 
-/// Builds the graphs of all ranks, and verifies each graph and the successions of graphs. Deviations from what was asked are
+/// Builds the graphs of all ranks, and verifies each graph and the successions of graphs. Deviations from the options are
 /// logged once for all graphs.
 pub fn build_verified(
     ops: &[OpGraph],
@@ -181,7 +181,7 @@ pub fn build_verified(
 }
 
 /// Builds one class of graphs per op graph, and verifies each graph and the successions of graphs. Ranks that are alike are
-/// built one at a time, compared with rank 0's graph, and dropped. Deviations from what was asked are logged once for all
+/// built one at a time, compared with rank 0's graph, and dropped. Deviations from the options are logged once for all
 /// graphs.
 pub fn build_classes(
     ops: &[OpGraph],

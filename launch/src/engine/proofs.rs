@@ -12,7 +12,7 @@ use xxhash_rust::xxh3::Xxh3;
 /// Graphs with fewer tasks than this are verified so fast that a file is not worth it.
 pub const WORTHWHILE_TASKS: usize = 20_000;
 
-/// The folder of proofs, beside the cache of compiled kernels. A file in it makes this process skip the verification,
+/// The folder of proofs, next to the cache of compiled kernels. A file in it makes this process skip the verification,
 /// so only this user may be able to write to the folder.
 #[derive(Clone, Debug)]
 pub struct Proofs {
@@ -20,7 +20,7 @@ pub struct Proofs {
 }
 
 impl Proofs {
-    /// The folder beside the cache of compiled kernels, if such a folder can be trusted.
+    /// The folder next to the cache of compiled kernels, if such a folder can be trusted.
     pub fn from_environment() -> Option<Proofs> {
         let cache = Cache::from_environment().ok()?;
         Proofs::below(cache.folder().parent()?)

@@ -38,7 +38,7 @@ const STOP_GRACE: Duration = Duration::from_secs(20);
 ///
 /// MPI can be initialised only once per process, so under a launcher a process can load only one engine.
 ///
-/// # Requests come and go
+/// # Requests
 /// The kernel runs as long as there is work. A request joins at the next iteration that has a free slot and pages for it. A request
 /// that is cancelled or meets a stop string leaves one iteration later. The requests of one [`Engine::submit_all`] start together, as
 /// far as there is room. Without requests the kernel waits, and ends after [`RunConfig::idle_exit`]. The next request starts it
@@ -162,7 +162,7 @@ impl Engine {
         let resolved = resolved.into_iter().next();
         let resolved = resolved.ok_or_else(|| Error::new(ErrorKind::Input, "the request has no prompt"))?;
         let channel = Arc::new(Channel::new(self.ended.clone(), request.whole));
-        // Only with these must every token be looked at as it arrives.
+        // Only these require a look at every token as it arrives.
         let quiet = request.whole && request.stop.is_empty() && request.stop_token_ids.is_empty();
         let wanted = Wanted {
             stop: &request.stop,
@@ -226,8 +226,8 @@ impl Engine {
         self.client.as_ref().map(|client| Stats::new(&client.stats(), &self.ended)).unwrap_or_default()
     }
 
-    /// A way to take tokens in another thread than the engine's: see [`Reader`]. `None` where there is one already, on other ranks than
-    /// 0, and for user graphs.
+    /// A reader that takes tokens in another thread than the engine's. `None` if there is one already, on ranks other than 0, and
+    /// for user graphs.
     pub fn reader(&self) -> Option<Reader> {
         self.client.as_ref()?.reader()
     }
@@ -374,7 +374,7 @@ fn engine_thread(
     life.close(result.clone());
     drop(closes);
     if let Err(error) = result {
-        // After a successful load nobody listens.
+        // After a successful load, the other end of the channel is gone.
         let _ = ready.send(Err(error));
     }
 }

@@ -1,5 +1,5 @@
-//! What the engine's thread does after loading: it serves requests that come and go (`distributed::online`), or it runs a user
-//! graph, which all ranks start together.
+//! What the engine's thread does after loading: it serves requests (`distributed::online`), or it runs a user graph, which all
+//! ranks start together.
 
 use crate::engine::config::RunConfig;
 use crate::engine::error::Error;

@@ -84,7 +84,8 @@ mod tests {
         assert_eq!(run(&["END"], &["a E", "N", "D b"]), (vec!["a ".into(), "".into(), "".into()], true));
         // The rest is released at the end of the text.
         assert_eq!(run(&["END"], &["a EN"]).0, ["a ", "EN"]);
-        // The earliest stop string counts. Of a shorter and a longer one, the one that is complete first counts.
+        // The earliest stop string counts. If a shorter and a longer one match, the one that is complete first
+        // counts.
         assert_eq!(run(&["cd", "b"], &["abcd"]), (vec!["a".into()], true));
         assert_eq!(run(&["aab"], &["aa", "ab"]), (vec!["".into(), "a".into()], true));
         assert_eq!(run(&["é!"], &["é", "è"]).0, ["", "éè", ""]);

@@ -1,5 +1,5 @@
-//! Tuning values that `mpk-bench tune` measured for a model's shape on a machine. They are kept beside the compiled kernels. This
-//! module also decides which values a run uses.
+//! Tuning values that `mpk-bench tune` measured for a model's shape on a machine. They are saved next to the compiled kernels.
+//! This module also decides which values a run uses.
 //!
 //! The file's name contains the device, the shape, the number of ranks and the program's version, so a run finds only values that
 //! were measured for it. Rank 0 reads the file and sends the values to the other ranks, because all ranks must cut their graphs
@@ -27,7 +27,7 @@ pub const DYNAMIC: Knob = Knob {
     name: "placement.dynamic",
     default: 0,
     candidates: &[0, 1],
-    about: "1: graphs are placed dynamically where neither model.json nor the command line says how",
+    about: "0: static placement, 1: dynamic placement, if neither model.json nor the command line sets one",
 };
 
 /// All knobs of a kind of machine, by name.
@@ -115,7 +115,7 @@ pub struct Tables {
 }
 
 impl Tables {
-    /// The folder beside the cache of compiled kernels.
+    /// The folder next to the cache of compiled kernels.
     ///
     /// # Errors
     /// There is no such folder, or it belongs to another user.

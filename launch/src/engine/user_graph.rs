@@ -244,7 +244,7 @@ fn sequence(model: &ModelJson, graph: &OpGraph) -> Result<Sequence, AppError> {
                 if let Some(bad) = tokens.iter().find(|&&t| t < 0 || t as u64 >= vocabulary) {
                     return Err(error(
                         &op.name,
-                        format!("token {bad} is not below the table's {vocabulary} rows"),
+                        format!("token {bad} is outside the table, which has {vocabulary} rows"),
                     ));
                 }
             }

@@ -120,7 +120,7 @@ fn given_values(model: &ModelJson, tensor: &Tensor, values: &[f64]) -> Result<Ve
     let fits = |v: f64| range.contains(&v) && v.fract() == 0.0 && f64::from(v as f32) == v;
     if let Some(bad) = values.iter().find(|&&v| !fits(v)) {
         return Err(AppError::input(format!(
-            "{}: `graph.tensors`: `{}`: {bad} can't be given for type {}: that takes whole numbers, from 2^24 on only those that f32 holds",
+            "{}: `graph.tensors`: `{}`: {bad} is not a value of type {}, which takes whole numbers (from 2^24 on, only those that f32 can represent)",
             model.file(),
             tensor.name,
             tensor.dtype
@@ -205,7 +205,7 @@ fn fill_local(
         _ => {
             let dtype = weight_dtype(tensor.dtype).ok_or_else(|| {
                 AppError::input(format!(
-                    "tensor {}: values of type {} can't be given",
+                    "tensor {}: values of type {} cannot be given",
                     tensor.name, tensor.dtype
                 ))
             })?;

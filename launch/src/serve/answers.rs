@@ -182,7 +182,7 @@ pub fn start(app: &App, ready: &Ready, plan: Plan) -> Result<Answers, ApiError> 
             });
         }
     }
-    tracing::debug!("{} us after its arrival a request goes to the engine", arrival.elapsed().as_micros());
+    tracing::debug!("a request goes to the engine {} us after its arrival", arrival.elapsed().as_micros());
     let all = ready.loaded.backend.submit(submissions).map_err(|refusal| refused(app, ready, refusal))?;
     let (sender, pieces) = mpsc::channel(app.limits.pieces);
     let n = generation.n;
@@ -305,7 +305,7 @@ impl Answer {
         match progress.last.replace(now) {
             None => {
                 tracing::debug!(
-                    "{} us after its arrival a request's first token is read",
+                    "the first token of a request is read {} us after its arrival",
                     (now - self.arrival).as_micros()
                 );
                 ready.metrics.first_token(now - self.arrival);

@@ -39,7 +39,7 @@ pub async fn accept(listener: TcpListener, app: App, router: Router) -> Arc<Sema
             tokio::spawn(turn_away(stream));
             continue;
         };
-        tracing::debug!("a connection is taken");
+        tracing::debug!("a connection is accepted");
         let (app, router) = (Arc::clone(&app), router.clone());
         tokio::spawn(async move {
             talk(stream, &app, router).await;

@@ -115,7 +115,7 @@ impl Metrics {
             kv_usage "kv_cache_usage_perc" "Share of the KV cache's pages in use, from 0 to 1",
             prefix_queries "prefix_cache_queries" "Prompt tokens looked up in the prefix cache",
             prefix_hits "prefix_cache_hits" "Prompt tokens found in the prefix cache",
-            preemptions "num_preemptions" "Requests put back to make room",
+            preemptions "num_preemptions" "Times that a request had to give its pages back",
             prompt_tokens "prompt_tokens" "Prompt tokens of all requests",
             generation_tokens "generation_tokens" "New tokens of all requests",
             finished "request_success" "Requests by the reason of their end",

@@ -121,15 +121,15 @@ impl Server {
     }
 }
 
-/// Takes tokens as they come. The thread that the kernel wakes is then the one that sends them: with the engine's thread in between, a token
-/// would wake two.
+/// Takes tokens as they arrive. The thread that the kernel wakes is then the one that sends them. With the engine's thread in
+/// between, a token would wake two threads.
 async fn pass_on(reader: Reader) {
     // SAFETY: a reader has the same event all its life, and it stays open.
     let registered = unsafe { AsyncFd::register_with_interest(reader, Interest::READABLE) };
-    // Without it the engine hands tokens over.
+    // Otherwise the engine's thread takes the tokens.
     let Ok(reader) = registered else { return };
     while let Ok(mut ready) = reader.readable().await {
-        // Before the look: what comes during it is looked for again.
+        // Cleared first, so that tokens that arrive during the call cause another one.
         ready.clear_ready();
         reader.get_ref().take();
     }

@@ -25,7 +25,7 @@ impl Collective for AllToAll {
 
     fn infer(&self, op: &OpView<'_>) -> Result<TensorType, OpError> {
         let [input] = op.inputs.as_slice() else {
-            return Err(OpError(format!("all_to_all takes one input, {} are given", op.inputs.len())));
+            return Err(OpError(format!("all_to_all takes one input, but {} are given", op.inputs.len())));
         };
         shard_attribute(op)?;
         Ok(input.ty.clone())
@@ -34,7 +34,7 @@ impl Collective for AllToAll {
     fn shard(&self, op: &OpView<'_>, world: u32) -> Result<ShardRule, OpError> {
         if world > 1 && split_dim(op.inputs[0].sharding).is_none() {
             return Err(OpError(format!(
-                "`all_to_all` takes a split tensor, `{}` is not; use `slice`, or leave the operator out",
+                "`all_to_all` takes a split tensor, but `{}` is not split; use `slice`, or leave the operator out",
                 op.inputs[0].name
             )));
         }

@@ -19,7 +19,7 @@ impl Collective for AllGather {
     fn infer(&self, op: &OpView<'_>) -> Result<TensorType, OpError> {
         match op.inputs.as_slice() {
             [input] => Ok(input.ty.clone()),
-            other => Err(OpError(format!("allgather takes one input, {} are given", other.len()))),
+            other => Err(OpError(format!("allgather takes one input, but {} are given", other.len()))),
         }
     }
 
@@ -27,7 +27,7 @@ impl Collective for AllGather {
         let input = &op.inputs[0];
         if world > 1 && split_dim(input.sharding).is_none() {
             return Err(OpError(format!(
-                "`allgather` takes a split tensor, `{}` is not; leave the operator out",
+                "`allgather` takes a split tensor, but `{}` is not split; leave the operator out",
                 input.name
             )));
         }

@@ -71,7 +71,7 @@ impl Collective for AllReduce {
     fn infer(&self, op: &OpView<'_>) -> Result<TensorType, OpError> {
         let Some(input) = op.inputs.first().filter(|_| op.inputs.len() <= 2) else {
             return Err(OpError(format!(
-                "allreduce takes a tensor and possibly a residual, {} inputs are given",
+                "allreduce takes a tensor and an optional residual, but {} inputs are given",
                 op.inputs.len()
             )));
         };

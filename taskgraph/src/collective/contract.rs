@@ -102,7 +102,7 @@ impl CollectiveOp<'_> {
 /// The lowering of a collective.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Lowered {
-    /// Deviations from what was asked, with their reasons.
+    /// Deviations from the options, with their reasons.
     pub notes: Vec<String>,
     /// The producer of input 0 writes into this buffer, `[world, rows, columns]` of flagged words, on every rank.
     pub push: Option<usize>,
@@ -182,9 +182,9 @@ pub struct Exchange {
     /// Every rank hears from every other rank: a rank without data for a peer signals. That keeps ranks within one iteration of
     /// each other. False if other exchanges of the collective take care of that.
     pub between_all: bool,
-    /// An earlier exchange (its index among the steps), if each rank made its share of this one from it in the step before. A
-    /// rank that has all shares then knows that the earlier exchange is done on every rank. This is a hint to the memory plan;
-    /// the verifier proves what follows from it.
+    /// The index of an earlier step, an exchange from which each rank made its share of this one in the step before. A rank that
+    /// has all shares then knows that the earlier exchange is done on every rank. This is a hint to the memory plan; the verifier
+    /// proves what follows from it.
     pub completes: Option<usize>,
 }
 

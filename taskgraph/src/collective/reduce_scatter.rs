@@ -31,7 +31,10 @@ impl Collective for ReduceScatter {
 
     fn infer(&self, op: &OpView<'_>) -> Result<TensorType, OpError> {
         let [input] = op.inputs.as_slice() else {
-            return Err(OpError(format!("reduce_scatter takes one input, {} are given", op.inputs.len())));
+            return Err(OpError(format!(
+                "reduce_scatter takes one input, but {} are given",
+                op.inputs.len()
+            )));
         };
         shard_attribute(op)?;
         Ok(TensorType { dtype: sum_type(self.name(), op)?, ..input.ty.clone() })

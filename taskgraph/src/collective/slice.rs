@@ -47,7 +47,7 @@ impl Collective for Slice {
 
     fn infer(&self, op: &OpView<'_>) -> Result<TensorType, OpError> {
         let [input] = op.inputs.as_slice() else {
-            return Err(OpError(format!("slice takes one input, {} are given", op.inputs.len())));
+            return Err(OpError(format!("slice takes one input, but {} are given", op.inputs.len())));
         };
         shard_attribute(op)?;
         Ok(input.ty.clone())

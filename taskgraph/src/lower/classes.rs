@@ -384,8 +384,8 @@ fn check(op: &LocalOp<'_>, partition: &Partition) -> Result<(), Failure> {
                 }
                 if *named != access.trust.is_some_and(|t| t.of_pages()) {
                     return Err(Failure::Message(format!(
-                        "a task {what}s operand {}: `Access::pages_of_slot` is for persistent tensors with an index \
-                         space of their own, and only it",
+                        "a task {what}s operand {}: `Access::pages_of_slot` goes with persistent tensors that have an \
+                         index space of their own; neither is possible without the other",
                         access.operand
                     )));
                 }

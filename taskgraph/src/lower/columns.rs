@@ -15,7 +15,7 @@ pub(crate) struct Columns {
 }
 
 impl Columns {
-    /// Makes room for so many tasks.
+    /// Makes room for this many tasks.
     pub fn clear(&mut self, tasks: usize) {
         self.triggers.clear();
         self.triggers.reserve(tasks);

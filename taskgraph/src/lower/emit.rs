@@ -23,7 +23,7 @@ const EMPTY: u16 = 2;
 const COPY: u16 = 3;
 const SIGNAL: u16 = 4;
 
-/// The graph of a rank. `spare` is a graph that is not needed any more; the new graph reuses its memory.
+/// The graph of a rank. `spare` is a graph that is no longer needed; the new graph reuses its memory.
 pub(crate) fn emit(
     plan: &Plan,
     analysis: &Analysis,
@@ -37,8 +37,8 @@ pub(crate) fn emit(
     Ok(emitter.graph())
 }
 
-/// Gives the operands and tasks of a rank's graph to `comparing`, without the graph: what it has besides comes back.
-/// `columns`: memory that is not needed any more. Of static placement only.
+/// Passes the operands and tasks of a rank's graph to `comparing` instead of keeping them, and returns the rest of
+/// the graph. `columns` is memory that is no longer needed. For static placement only.
 pub(crate) fn compare(
     plan: &Plan,
     analysis: &Analysis,
@@ -82,7 +82,7 @@ struct Emitter<'a, 'c, 'g> {
     /// Operands that have been made or repeated.
     operands: u32,
     columns: Columns,
-    /// Tasks after the first two that the graph lacks, since they have been compared.
+    /// Number of tasks after the first two that are not in the graph, because they have been compared already.
     gone: usize,
 }
 
@@ -302,7 +302,7 @@ impl<'a, 'c, 'g> Emitter<'a, 'c, 'g> {
                         num_inputs: shape.num_inputs,
                         num_outputs: shape.num_outputs,
                         trigger: None,
-                        // Copied as a whole; `clone` goes one by one.
+                        // Copied as a block; `clone` would copy element by element.
                         dependencies: SmallVec::from_slice(analysis.dependencies.of(first + i)),
                         carried: SmallVec::new(),
                         worker,
@@ -361,7 +361,7 @@ impl<'a, 'c, 'g> Emitter<'a, 'c, 'g> {
         Ok(false)
     }
 
-    /// A task that no slot has.
+    /// A task that belongs to no slot.
     fn add_task(&mut self, mut task: Task) {
         if task.dependencies.is_empty() {
             task.dependencies.push(EventId::BEGIN);
@@ -458,7 +458,7 @@ impl<'a, 'c, 'g> Emitter<'a, 'c, 'g> {
         self.graph.tasks[..2].iter_mut().for_each(|t| t.op = none);
     }
 
-    /// The columns of all tasks are compared. The graph has the tasks that no slot has.
+    /// The columns of all tasks are compared. The graph has only the tasks that belong to no slot.
     fn give_columns(&mut self, analysis: &Analysis) -> Columns {
         let columns = std::mem::take(&mut self.columns);
         if let Some(compared) = &mut self.compared {

@@ -22,7 +22,7 @@ pub(crate) struct Link {
     to_side: Side,
     from_tensor: u32,
     to_tensor: u32,
-    /// The words carry their epoch: an order without an event, from the writer on every rank.
+    /// The words carry their epoch, so the writers on every rank come before the reader without an event.
     pub flagged: bool,
 }
 
@@ -233,7 +233,7 @@ pub(crate) fn analyse(plan: &Plan, links: &Links, rank: u32) -> Analysis {
     }
 }
 
-/// A part's operand and its shift, and another's.
+/// An operand of a part with its shift, and an operand of another part with its shift.
 type Touching = (u32, Side, Shift, u32, Side, Shift);
 
 struct Builder {

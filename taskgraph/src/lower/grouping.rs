@@ -83,7 +83,8 @@ impl Grouping {
             (0..link.consumers).map(wait).collect()
         };
         let waits: Vec<Vec<u32>> = links.iter().map(waits).collect();
-        // The links to a slot cover together: it may read the one half of a product through one link, the other through another.
+        // The links to a slot count together: it may read one half of a product through one link, and the other half through
+        // another.
         let mut touched = vec![vec![false; triggers.len()]; links.len()];
         for ((_, link), waits) in links.iter().zip(&waits) {
             for &event in waits.iter().filter(|&&event| event != NONE) {

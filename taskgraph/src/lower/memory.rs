@@ -1,9 +1,9 @@
 //! Memory: which activations overlap, and whether ranks must tell each other that they are done.
 //!
-//! Two tensors may share bytes if all accesses to the one are done before any write to the other. Between iterations of any
-//! graphs, areas ensure this ([`Area`]). For a rank's own memory, the rank's own end is enough. Symmetric tensors are in two
-//! areas: one for tensors that are no longer used when any rank ends, the other for tensors that peers write only after all ranks
-//! have begun.
+//! Two tensors may share bytes if all accesses to one are done before any write to the other. Between iterations of any graphs,
+//! areas ensure this ([`Area`]). For a rank's own memory, the rank's own end is enough. Symmetric tensors are in two areas: one
+//! for tensors that are no longer used when any rank ends, the other for tensors that peers write only after all ranks have
+//! begun.
 
 use super::order::Order;
 use super::plan::Plan;
@@ -224,10 +224,10 @@ fn is_copy(plan: &Plan, slot: u32) -> bool {
     matches!(plan.slots[slot as usize].kind, SlotKind::Copy { .. })
 }
 
-/// True if all accesses to the one tensor are done, on this rank, before any write to the other. A copy is known to be done once
-/// its arrival is.
+/// True if all accesses to one tensor are done, on this rank, before any write to the other. A copy is known to be done once its
+/// arrival is.
 fn may_follow(plan: &Plan, order: &Order, before: &Access, after: &Access) -> bool {
-    // The latest access comes first, because it is the one that is most often not done.
+    // The latest access comes first, because it is the most likely not to be done.
     before.slots.iter().rev().all(|&a| {
         let (copy, arrival) = (is_copy(plan, a), a as usize + 1);
         after

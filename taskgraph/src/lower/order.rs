@@ -1,6 +1,6 @@
 //! The order of slots over all ranks: the proof that buffers may be shared.
 //!
-//! For two slots, "before" means that every task of the one is done before any task of the other starts. It is derived for the
+//! For two slots, "before" means that every task of one slot is done before any task of the other starts. It is derived for the
 //! slots' own rank and for the other ranks; the latter only follows from copies and flagged words. Everything here holds on all
 //! ranks, so that all ranks draw the same conclusions.
 
@@ -175,7 +175,7 @@ fn follow(k: &mut Known, from: usize, p: &Known, flagged: bool, flags: u8) {
 /// includes this rank and, with three ranks or more, every other rank.
 fn arrive(k: &mut Known, c: &Known, table: &Table, world: u32) {
     if !table.from_all {
-        return; // of some peer an event may know nothing
+        return; // an event may know nothing about some peer
     }
     k.other.add(&c.own);
     k.own.add(&c.other);
@@ -183,7 +183,7 @@ fn arrive(k: &mut Known, c: &Known, table: &Table, world: u32) {
         k.other.add(&c.other);
     }
     if !table.to_all {
-        return; // a peer's copies to this rank are but some of its tiles
+        return; // a peer copies only some of its tiles to this rank
     }
     k.other_covered.add(&c.own_covered);
     k.own_covered.add(&c.other_covered);

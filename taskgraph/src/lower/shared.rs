@@ -15,7 +15,7 @@ use crate::task_graph::{Placement, TaskGraph};
 use crate::verify::{Alike, Class, Comparing};
 use std::sync::{Mutex, PoisonError};
 
-/// Graphs that are not needed any more. New graphs reuse their memory, because fresh memory costs more than the writes to it.
+/// Graphs that are no longer needed. New graphs reuse their memory, because fresh memory costs more than the writes to it.
 #[derive(Debug, Default)]
 pub struct Spares {
     graphs: Mutex<Vec<TaskGraph>>,
@@ -92,7 +92,7 @@ impl Shared {
         let dynamic = self.plan.options.placement == Placement::Dynamic;
         let graph = |rank: u32, comparing: &mut Comparing<'_>| {
             if dynamic {
-                // Where a task comes is known in the end only.
+                // The place of a task is known only at the end.
                 let graph = self.rank(rank, spares.take())?;
                 comparing.operands(&graph.operands);
                 return Ok(graph);

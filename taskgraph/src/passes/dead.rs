@@ -5,7 +5,7 @@ use crate::error::BuildError;
 use crate::op_graph::{OpGraph, Role};
 
 /// Removes operators whose results are not used: no output, no persistent tensor and no effect depends on them. A graph without
-/// any of these stays as it is: it is run to be timed.
+/// any of these is not changed: it is run only to be timed.
 #[derive(Clone, Copy, Debug)]
 pub struct DeadOperators;
 

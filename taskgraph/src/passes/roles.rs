@@ -1,5 +1,5 @@
 //! The layout of an operand in memory follows from its role: weights with two dimensions are packed in tiles, and all other tensors are
-//! plain. A task would misread the one as the other, so each operand must have the role that its operator's contract asks for.
+//! plain. A task would misread one as the other, so each operand must have the role that its operator's contract asks for.
 
 use super::view::op_view;
 use crate::error::BuildError;

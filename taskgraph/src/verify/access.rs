@@ -165,7 +165,7 @@ impl<'g> Memory<'g> {
                 memory.by_slot[symmetric.tensor_at(owner, entry.rank as usize, operand.tensor)] = true;
             }
         }
-        // A rank's own graph names peers as rank 0 does, if rank 0's graph stands for it.
+        // If rank 0's graph stands for a rank, it names the peers as rank 0 does.
         let self_rank = own.rank as usize;
         let sum = own.type_names.iter().position(|name| name == core_types::REDUCE);
         for &index in own_order {
@@ -219,7 +219,8 @@ impl<'g> Memory<'g> {
             return;
         }
         let mut add = |operand: &Operand| {
-            // All slots except a rank's own look like all slots on each rank, and the hole has been turned.
+            // "All slots except the rank's own" is treated like all slots on each rank, and the hole has been turned
+            // already.
             let found = match hole {
                 Some(_) => boxes(entry, operand, by_slot)?,
                 None => graphs.boxes(rank.into(), entry, operand, by_slot)?,

@@ -224,7 +224,7 @@ impl<'a> Comparing<'a> {
         if (x.offset, &x.region) == (y.offset, &y.region) {
             return true;
         }
-        // Nobody writes a constant, so the order does not depend on which of its bytes are read. They only must exist.
+        // Nobody writes a constant, so the order does not depend on which of its bytes are read. The bytes only have to exist.
         if matches!(tensor.role, Role::Weight { .. } | Role::Constant) {
             return fits(tensor, y);
         }
@@ -279,7 +279,7 @@ impl<'a> Comparing<'a> {
         if !all || !own || !self.same_frame(other) {
             return None;
         }
-        // Those after the first two may have come.
+        // Tasks after the first two may have come in columns.
         let came = self.in_columns.unwrap_or(0);
         let (fixed, rest) = first.tasks.split_at_checked(2)?;
         let there = fixed.iter().chain(rest.get(came..)?);
@@ -310,14 +310,14 @@ impl<'a> Comparing<'a> {
         let one_by_one = |range: &Range<usize>| self.stay(range.start, range);
         self.one_by_one.iter().all(one_by_one)
             && self.repeated.iter().all(|repeated| {
-                // Where tensors turn as those in whose place they are, this holds as there.
+                // If tensors turn like those that they replace, what holds for those holds here.
                 let turns = |tensor: u32| self.turns[tensor as usize];
                 repeated.tensors.iter().all(|&(old, new)| turns(old) == turns(new))
                     || self.stay(repeated.at, &repeated.like)
             })
     }
 
-    /// The same of the operands from `at` on, which differ from the first's where those of `like` do.
+    /// The same for the operands from `at` on, which differ from the first rank's wherever those of `like` do.
     fn stay(&self, at: usize, like: &Range<usize>) -> bool {
         let mut differing = self.differing_in(like).iter().map(|&(index, _)| index as usize).peekable();
         self.first.operands[at..at + like.len()].iter().zip(like.clone()).all(|(x, index)| {
@@ -363,13 +363,13 @@ impl<'a> Comparing<'a> {
             && x.worker == y.worker
     }
 
-    /// A sum leaves out its own slot of the received ones, which turns too.
+    /// A sum leaves out its own slot among the received ones; this hole turns too.
     fn sums(&mut self, other: &TaskGraph) -> Option<()> {
         let (a, world) = (self.first, self.first.world as usize);
         for x in self.known.sums().iter().filter_map(|&number| a.tasks.get(number as usize)) {
             // The received slots have the same shape on both ranks.
             let Some(operand) = a.inputs(x).get(1) else { continue };
-            // Their tasks are the same but for what the variant says.
+            // The variants may differ only in the rank that they name.
             match (own_slot(a, x, operand), own_slot(other, x, operand)) {
                 (None, None) => {}
                 (Some(x_hole), Some(y_hole)) if (x_hole as usize + self.rank) % world == y_hole as usize => {

@@ -173,7 +173,7 @@ fn tensor_edges(
             ViolationKind::FlaggedCoverage,
             &[reader],
             format!(
-                "{} polls flagged {}, which no task writes: it would wait for ever",
+                "{} polls flagged {}, which no task writes: it would wait forever",
                 names.task(reader),
                 names.region(memory.owner, tensor, region)
             ),

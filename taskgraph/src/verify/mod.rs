@@ -66,13 +66,13 @@ pub fn verify(graphs: &[TaskGraph]) -> Result<Report, Vec<Violation>> {
         .map(|verified| verified.report)
 }
 
-/// Like [`verify_succession`], but checks each rank even if ranks are alike. For tests that this makes no difference.
+/// Like [`verify_succession`], but checks each rank even if ranks are alike. Tests use it to show that this makes no difference.
 #[doc(hidden)]
 pub fn verify_every_rank(classes: &[Vec<TaskGraph>]) -> Result<Report, Vec<Violation>> {
     all_classes(&classes.iter().map(|graphs| of_all(graphs)).collect::<Vec<_>>())
 }
 
-/// True if ranks are alike, so that one stands for all. For tests that they are where it matters.
+/// True if ranks are alike, so that one stands for all. Tests use it to check that they are alike where that matters.
 #[doc(hidden)]
 pub fn ranks_are_alike(graphs: &[TaskGraph]) -> bool {
     alike::symmetry(graphs).is_some()

@@ -49,7 +49,7 @@ enum Flagged {
 }
 
 impl Flagged {
-    /// Those of the weak or of the strong order.
+    /// The edges of the weak or of the strong order.
     fn of(weak: bool) -> Flagged {
         if weak { Flagged::Always } else { Flagged::None }
     }

@@ -1,4 +1,4 @@
-//! Tensors that overlap: all accesses to the one must be done before any write to the other.
+//! Tensors that overlap: all accesses to one must be done before any write to the other.
 //!
 //! This is decided for whole tensors in one rank's memory. Where several tensors share a byte, the order of their first writes is
 //! the only order in which they can take turns. It is enough to compare neighbours: each tensor is written, so whatever comes
@@ -215,7 +215,7 @@ fn turns_across(
 fn both(order: &Order<'_>, memory: &Memory<'_>, pair: (usize, usize), access: &Access) -> String {
     let tensors = &order.graphs[memory.owner].tensors;
     format!(
-        "the former {} '{}', the latter writes '{}', which lies over it in rank {}'s memory",
+        "the former {} '{}', the latter writes '{}', which overlaps it in rank {}'s memory",
         if access.write { "writes" } else { "reads" },
         tensors[pair.0].name,
         tensors[pair.1].name,
@@ -373,7 +373,7 @@ fn pair(
                     let names = (named(order.graphs, access), named(next.graphs, write));
                     let message = across_message(order, next, earlier, later, (&names.0, &names.1))
                         + &format!(
-                            ": '{}' and '{}' lie over each other in rank {}'s memory",
+                            ": '{}' and '{}' overlap in rank {}'s memory",
                             graphs.0.tensors[a].name, graphs.1.tensors[b].name, first.owner
                         );
                     return Some(Violation::new(

@@ -111,7 +111,7 @@ fn symmetric_tensors(graphs: Ranks<'_>, violations: &mut Vec<Violation>) {
                     ViolationKind::Structure,
                     &[],
                     format!(
-                        "symmetric tensor '{}' {:?} of rank 0 stands where rank {rank} has '{}' {:?}: \
+                        "symmetric tensor '{}' {:?} of rank 0 is where rank {rank} has '{}' {:?}: \
                          the offsets of symmetric memory must agree",
                         a.name, a.dims, b.name, b.dims
                     ),
@@ -132,7 +132,7 @@ fn overlay_problem(tensor: &TensorEntry) -> Option<String> {
         return Some(format!("is {:?} memory, but lies in the area {:?}", tensor.space, overlay.area));
     }
     if tensor.role != Role::Activation || tensor.output {
-        return Some("shares memory, but its value is wanted beyond the tasks that use it".into());
+        return Some("shares memory, but its value is needed after the tasks that use it".into());
     }
     if overlay.offset % 16 != 0 || overlay.offset.checked_add(tensor.bytes).is_none() {
         return Some(format!(
@@ -259,7 +259,7 @@ impl RankCheck<'_> {
             };
             if !fits {
                 self.say(format!(
-                    "event {index} has type {:?}, which {:?} placement has no use for there",
+                    "event {index} has type {:?}, which {:?} placement does not use there",
                     event.event_type, graph.placement
                 ));
             }

@@ -102,7 +102,7 @@ impl<'g> Summary<'g> {
     }
 }
 
-/// What the summaries cannot show.
+/// The tensors and areas whose order the summaries cannot show.
 #[derive(Default)]
 struct Unseen<'g> {
     names: HashSet<&'g str>,
@@ -174,7 +174,7 @@ fn unseen<'g>(classes: &[Verified<'g>], rank: usize) -> Unseen<'g> {
     unseen
 }
 
-/// Checks what is unseen in one rank's memory, access by access.
+/// Checks one rank's memory, access by access, where the summaries do not show the order.
 fn check_rank(classes: &[Verified<'_>], rank: usize, unseen: &Unseen<'_>) -> Vec<Violation> {
     let mut violations = Vec::new();
     // Within one rank, its barrier orders everything. Only the writes of other ranks must be checked.

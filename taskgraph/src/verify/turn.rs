@@ -1,4 +1,4 @@
-//! Slots of a tensor's dimension, one for each rank, and what they are on a rank that is turned on.
+//! Slots of a tensor's dimension, one for each rank, and where they are on another rank of the rotation.
 
 use super::boxes::Boxes;
 use crate::region::Region;
@@ -14,7 +14,8 @@ pub(super) enum Turn {
     Other,
 }
 
-/// Boxes with the slots of dimension `d` turned on by `rank`; `None` where one has neither a slot nor all of them.
+/// Boxes with the slots of dimension `d` turned by `rank`; `None` if a box covers neither one slot nor all of
+/// them.
 pub(super) fn turned(from: &[Region], d: usize, dim: u32, world: u32, rank: u32) -> Option<Boxes> {
     from.iter().map(|region| turned_region(region, d, dim, world, rank)).collect()
 }

@@ -367,7 +367,7 @@ fn graphs_accepted_after_a_move_have_no_race() {
                     Err(violations) => {
                         refused += 1;
                         assert!(
-                            violations.iter().all(|v| v.message.contains("lies over it")),
+                            violations.iter().all(|v| v.message.contains("overlaps it")),
                             "{violations:?}"
                         );
                     }

@@ -33,7 +33,7 @@ struct Link {
     label(heap<uint64_t>(ranks[1]), "the heap of rank 1");
   }
 
-  /* Rank 0's proxy and rank 1's proxy: carries `frames` frames as they come. */
+  /* Rank 0's proxy and rank 1's proxy: carries `frames` frames as they arrive. */
   void carry(uint32_t frames) {
     uint8_t* const message = reinterpret_cast<uint8_t*>(make_message());
     uint8_t* const base = reinterpret_cast<uint8_t*>(ranks[1].control);

@@ -9,7 +9,8 @@
 namespace mpk {
 namespace gpu {
 
-/* enum mpk_dtype of the activation; the other summands are f32. The output is that or, of the parts of a product, rounded. */
+/* enum mpk_dtype of the activation; the other summands are f32. The output is f32, or rounded if the summands are the parts
+ * of a product. */
 template <uint32_t A, uint32_t Summands = 2>
 struct Add : TaskCode {
   static __device__ int run(Context& context) {
@@ -30,7 +31,7 @@ struct Add : TaskCode {
   }
 
  private:
-  /* Four numbers at a time are aligned in all rows. */
+  /* True if groups of four numbers are aligned in all rows. */
   static __device__ __forceinline__ bool in_fours(const mpk_operand& view) { return ((view.addr / 4 | view.strides[0] | view.dims[1]) & 3) == 0; }
 
   template <uint32_t Width>

@@ -1,7 +1,7 @@
 //! `add`: the sum of an activation `a` `[rows, n]` (f32 or the act dtype), the residual stream `[rows, n]` (f32) and up to two
-//! more summands `[rows, n]` (f32): `((residual + a) + c) + d`.
+//! more summands `[rows, n]` (f32), added in this order: `((residual + a) + c) + d`.
 //!
-//! Output `[rows, n]` f32, or the act dtype where it adds up the parts of a product. One task for each column tile.
+//! Output `[rows, n]` f32, or the act dtype if the inputs are the parts of a product. One task per column tile.
 
 use crate::abi::{mpk_add_params, mpk_task_add, params_words};
 use crate::registry::{GpuSite, Registration};
@@ -116,7 +116,7 @@ impl TaskType for Add {
                 }
             })
             .collect();
-        // On the CPU target, a row before it is rounded.
+        // On the CPU target, room for a row before it is rounded.
         let rounded = op.outputs[0].dtype != DType::F32;
         let scratch_bytes = if rounded { (4 * u64::from(columns)).next_multiple_of(64) } else { 0 };
         Ok(Partition { params: params_words(&params), scratch_bytes, tasks })

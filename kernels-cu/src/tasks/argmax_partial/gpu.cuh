@@ -1,5 +1,5 @@
-/* One column tile of the logits: for each sample the highest values with their tokens, and the sum of exponentials. Few
- * samples are done by all warps one after the other, many by one warp each. */
+/* One column tile of the logits: for each sample the highest values with their tokens, and the sum of exponentials. If
+ * there are few samples, all warps process one sample after the other; if there are many, each warp processes one. */
 #pragma once
 
 #include "tasks/argmax_partial/gpu_top.cuh"
@@ -19,7 +19,7 @@ struct ArgmaxPartial : TaskCode {
       for (uint32_t s = context.warp; s < samples; s += kComputeWarps) {
         const Columns columns(context, s, context.lane, 32);
         uint32_t* record = record_of(context, s);
-        /* The list may lie on 4 bytes only in the record, so it goes through shared memory. */
+        /* In the record, the list may be aligned to 4 bytes only, so it goes through shared memory. */
         TokenPair* list = lists(context, 0) + context.warp * Kept;
         const MaximumSum sum = joined<32>(columns.scan(context, list));
         if (context.lane == 0) head(context, record, sum);
@@ -109,7 +109,7 @@ struct ArgmaxPartial : TaskCode {
       return best;
     }
 
-    /* The warp's candidates to `list`; this thread's maximum and sum. */
+    /* Writes the warp's candidates to `list`. Returns this thread's maximum and sum. */
     __device__ __forceinline__ MaximumSum scan(const Context& context, TokenPair* list) const {
       TokenPair best = no_pair();
       MaximumSum part = {-INFINITY, 0.0};
@@ -121,13 +121,13 @@ struct ArgmaxPartial : TaskCode {
 #pragma unroll
         for (uint32_t i = 0; i < kChunk; ++i) {
           const uint32_t column = at + i * step;
-          /* Columns ascend, so an equal value loses, but one of -infinity still beats none at all. */
+          /* Columns ascend, so an equal value loses. But a value of -infinity still beats an empty entry. */
           if (column < count && (x[i] > best.value || best.token == MPK_ARGMAX_NO_TOKEN)) best = {x[i], first_token + column};
           highest = fmaxf(highest, x[i]);
         }
         if (highest == -INFINITY) continue;
         float sum = 0.0f;
-        /* Infinity minus itself is no number, so the maximum itself counts 1. */
+        /* Infinity minus infinity is NaN, so the maximum itself counts as 1. */
 #pragma unroll
         for (uint32_t i = 0; i < kChunk; ++i) sum += x[i] == highest ? 1.0f : expf(x[i] - highest);
         if (highest != part.maximum) part = {highest, part.sum * static_cast<double>(expf(part.maximum - highest))};

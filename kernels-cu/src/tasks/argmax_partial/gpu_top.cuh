@@ -16,7 +16,7 @@ struct TokenPair {
 };
 
 __device__ __forceinline__ TokenPair no_pair() { return {-INFINITY, MPK_ARGMAX_NO_TOKEN}; }
-/* Before every pair. */
+/* A pair that comes before every other. */
 __device__ __forceinline__ TokenPair first_pair() { return {__uint_as_float(0x7FC00000u), 0}; }
 /* Whether `pair` comes after `last`, which may be first_pair (not a number, so no comparison holds). */
 __device__ __forceinline__ bool comes_after(const TokenPair& pair, const TokenPair& last) { return last.value != last.value || last.before(pair); }
@@ -32,8 +32,8 @@ __device__ __forceinline__ TokenPair best_of_lanes(TokenPair pair) {
   return pair;
 }
 
-/* By a warp: its `kept` best pairs, to `list`. `mine`: this lane's best; `best_after(pair)`: this lane's best one that
- * comes after `pair`. No two pairs with a token have the same one. */
+/* Called by a warp: writes its `kept` best pairs to `list`. `mine` is this lane's best pair, and `best_after(pair)`
+ * this lane's best one that comes after `pair`. No two pairs with a token have the same token. */
 template <typename BestAfter>
 __device__ __forceinline__ void top_of_warp(TokenPair* list, uint32_t kept, uint32_t lane, TokenPair mine, BestAfter best_after) {
   for (uint32_t i = 0; i < kept; ++i) {
@@ -43,7 +43,7 @@ __device__ __forceinline__ void top_of_warp(TokenPair* list, uint32_t kept, uint
   }
 }
 
-/* By a warp: the `kept` best pairs of kComputeWarps sorted lists, each `kept` long, one after the other. */
+/* Called by a warp: the `kept` best pairs of kComputeWarps sorted lists, each `kept` long, one after the other. */
 template <typename Each>
 __device__ __forceinline__ void merge_lists(const TokenPair* lists, uint32_t kept, uint32_t lane, Each each) {
   const TokenPair* own = lists + lane % kComputeWarps * kept;

@@ -7,7 +7,7 @@
 
 namespace mpk {
 namespace MPK_ISA {
-namespace { // else the linker could take another file's code of the same name
+namespace { // otherwise the linker could take code of the same name from another file
 
 constexpr uint32_t CHUNK = 1024; // columns summed in f32; the sum of these sums is in f64
 

@@ -17,7 +17,7 @@ enum mpk_argmax_record {
   MPK_ARGMAX_SUM = 3,
   MPK_ARGMAX_PAIRS = 4,
 };
-/* Token of a pair that holds no candidate; its value is -infinity. */
+/* Token of a pair without a candidate; its value is -infinity. */
 #define MPK_ARGMAX_NO_TOKEN 0xFFFFFFFFu
 
 #endif

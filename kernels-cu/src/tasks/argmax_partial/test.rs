@@ -8,7 +8,7 @@ use taskgraph::op_graph::Role;
 use taskgraph::task_type::{LocalOp, OpView, OperandView, TensorType};
 use taskgraph::{Capacity, DType, Rows, Sharding, Split, Target};
 
-/// Runs both operators over `world` ranks; gives next tokens, top tokens and log-probabilities, and the records.
+/// Runs both operators on `world` ranks. Returns next tokens, top tokens and log-probabilities, and the records.
 fn exchange(
     logits: &[f32],
     samples: u32,

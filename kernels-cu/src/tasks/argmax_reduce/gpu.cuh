@@ -83,7 +83,7 @@ struct ArgmaxReduce : TaskCode {
     }
     __device__ __forceinline__ const uint32_t* at(uint32_t r) const { return first + r / tiles * rank_stride + r % tiles * tile_stride; }
 
-    /* The best pair after `last` of a thread's records. */
+    /* The best pair after `last` in a thread's records. */
     __device__ __forceinline__ TokenPair best_after(uint32_t thread, const TokenPair& last) const {
       TokenPair best = no_pair();
       for (uint32_t r = thread; r < count; r += kComputeThreads) {

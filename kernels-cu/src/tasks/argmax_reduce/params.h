@@ -6,7 +6,7 @@
 
 typedef struct mpk_argmax_reduce_params {
   uint32_t kept;  /* candidates of a record: max(1, top_k) */
-  uint32_t top_k; /* log-probabilities wanted; 0: the outputs are next_token alone */
+  uint32_t top_k; /* number of log-probabilities; with 0, next_token is the only output */
 } mpk_argmax_reduce_params;
 
 #endif

@@ -85,7 +85,7 @@ impl TaskType for Embedding {
         let (tokens, k) = contract::local_matrix(&op.inputs[0])?;
         let first_token = op.input_ranges(0).first().map_or(0, |range| range.start) as u32;
         let params = mpk_embedding_params { push: 0, first_token, num_tokens: tokens };
-        // On several ranks, the sum may be split over them in blocks of columns; then no tile spans two blocks.
+        // On several ranks, the sum may be split over the ranks in blocks of columns. Then no tile spans two blocks.
         let blocks = (op.world > 1).then(|| target.column_tiles_of_blocks(columns, op.world)).flatten();
         let tasks = blocks
             .unwrap_or_else(|| target.column_tiles(columns, 1))

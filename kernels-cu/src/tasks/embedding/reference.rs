@@ -1,7 +1,6 @@
 //! The look-up.
 
-/// Rows `tokens` of `table` [tokens, k]; zeros for a token that is not in the
-/// table.
+/// Rows `tokens` of `table` [vocabulary, k]; zeros for a token that is not in the table.
 pub fn embedding(table: &[f32], k: usize, tokens: &[i32]) -> Vec<f64> {
     let mut out = Vec::with_capacity(tokens.len() * k);
     for token in tokens {

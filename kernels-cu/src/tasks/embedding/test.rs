@@ -29,8 +29,8 @@ fn takes_the_rows_of_the_tokens() {
     }
 }
 
-/// The ranks' summands add up to the look-up, also if the number of ranks does not
-/// divide the vocabulary.
+/// The ranks' summands add up to the look-up, even if the number of ranks does not divide the
+/// vocabulary.
 #[test]
 fn shares_of_the_vocabulary_add_up() {
     let (vocabulary, k, rows) = (203u64, 97u32, 5u32);

@@ -40,7 +40,7 @@ fn gpu(site: &GpuSite<'_>) -> Result<String, String> {
         return Err(format!("its parameters describe {count} inputs, not {}", site.inputs.len()));
     }
     if params.world == 0 || params.world > GPU_MAX_WORLD {
-        return Err(format!("{} ranks; the GPU code sums those of 1 to {GPU_MAX_WORLD}", params.world));
+        return Err(format!("{} ranks; the GPU code supports 1 to {GPU_MAX_WORLD}", params.world));
     }
     Ok(format!("mpk::gpu::Reduce<{}, {}, {flagged}, {residual}>", gpu_float(out)?, params.world))
 }

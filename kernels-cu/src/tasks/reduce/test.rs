@@ -26,7 +26,7 @@ struct Operands {
     receive: TestTensor,
     residual: TestTensor,
     out: TestTensor,
-    /// The sum in the order that the contract fixes, for the rows in use.
+    /// The sum in the order that the contract prescribes, for the rows in use.
     expected: Vec<f32>,
 }
 
@@ -162,7 +162,7 @@ fn waits_for_every_word_of_its_own_write() {
             let mut receive =
                 std::mem::replace(&mut operands.receive, TestTensor::poisoned(DType::F32, &[1]));
             let words = words(&mut receive);
-            // Words of the previous write; some of them have the right value with the wrong tag.
+            // Words of the previous write; some of them have the right value but the wrong tag.
             let arriving: Vec<u64> = words.iter().map(|w| w.load(Ordering::Relaxed)).collect();
             for word in words {
                 word.fetch_sub(1 << 32, Ordering::Relaxed);
@@ -183,7 +183,8 @@ fn waits_for_every_word_of_its_own_write() {
             });
             setup.check(&operands);
             assert_eq!(ready(), 1);
-            // A single word of an older write is enough, or one of a later write: then its own was lost.
+            // A single word of an older write must be noticed, and so must one of a later write, which means
+            // that the expected word was lost.
             let word = &words[37 + 2 * 37 * 2 + 5];
             for other in [-1i64, 1, -5, 5, i64::from(i32::MIN)] {
                 let tag = (i64::from(TAG) + other) as u32;

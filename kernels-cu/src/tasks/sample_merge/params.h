@@ -5,7 +5,7 @@
 #include <stdint.h>
 
 typedef struct mpk_sample_merge_params {
-  uint32_t kept; /* room of a list */
+  uint32_t kept; /* capacity of a list */
 } mpk_sample_merge_params;
 
 #endif

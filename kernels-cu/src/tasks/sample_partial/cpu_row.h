@@ -1,4 +1,4 @@
-// What the sampling tasks of the CPU target know of a sample.
+// A sample as the sampling tasks of the CPU target see it.
 #pragma once
 
 #include "cpu/task.h"

@@ -38,7 +38,7 @@ struct SamplePartial : TaskCode {
     }
     uint32_t count = 0;
     if (noise && top.key != 0) {
-      /* Most logits of a trained model are so low that the token with the highest logit beats them whatever their noise is. */
+      /* Most logits of a trained model are so low that the token with the highest logit beats them with any noise. */
       const float bound = top.noisy + sampling::noise(s.seed, row.position, sampling::token_of_key(top.key));
 #pragma unroll 2
       for (uint32_t i = context.thread; i < columns.count; i += kComputeThreads) {

@@ -1,4 +1,4 @@
-// One part of a sample's logits: the highest logit, and what of its tokens may be drawn.
+// One part of a sample's logits: the highest logit, and the tokens that may be drawn.
 #pragma once
 
 #include <algorithm>
@@ -7,7 +7,7 @@
 
 namespace mpk {
 namespace MPK_ISA {
-namespace { // no other file's code of the same name may take its place
+namespace { // otherwise the linker could take code of the same name from another file
 
 using namespace sampling;
 
@@ -25,13 +25,15 @@ void list_highest(const Columns& columns, const mpk_sampling& s, uint64_t* keys,
   }
 }
 
-// Entries of the frontier, at most `most`; gives their number. `highest`: the key of the highest logit.
+// Finds the entries of the frontier, at most `most`, and returns their number. `highest` is the key of the
+// highest logit.
 uint32_t list_frontier(const Columns& columns, const float* values, uint64_t highest, float* noisy, const Row& row, uint32_t most,
                        uint32_t* entries) {
   constexpr uint32_t GROUP = 64;
   const uint64_t seed = row.sampling.seed;
   const uint32_t position = row.position, first = columns.first_token;
-  // Logits so low that the highest one's token beats them whatever their noise are most of a trained model's.
+  // Most logits of a trained model are so low that the token with the highest logit beats them with any
+  // noise.
   const float bound = value_of_key(highest) + noise(seed, position, token_of_key(highest));
   for (uint32_t begin = 0; begin < columns.count; begin += GROUP) {
     const uint32_t end = columns.count - begin < GROUP ? columns.count : begin + GROUP;
@@ -42,7 +44,7 @@ uint32_t list_frontier(const Columns& columns, const float* values, uint64_t hig
     else
       for (uint32_t i = begin; i < end; ++i) noisy[i] = values[i] + noise(seed, position, first + i);
   }
-  uint64_t beaten = 0; // the key of the last entry: only what comes before it in order may follow
+  uint64_t beaten = 0; // the key of the last entry: only tokens before it in order may follow
   uint32_t found = 0;
   while (found < most) {
     uint64_t best_key = 0;

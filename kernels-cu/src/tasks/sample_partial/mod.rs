@@ -2,10 +2,11 @@
 //!
 //! Inputs: 0. `logits` f32 [samples, vocabulary], 1. `counts` u32 [slots, vocabulary] (see [`super::token_counts`]),
 //! split alike on their columns on several ranks. Outputs, split on dimension 0: 0. `records` u32 [slices, parts,
-//! samples, words] (`params.h` says what of), 1. `lists` u32 [slices, parts, samples, 2 kept]: pairs (logit, token) of
-//! the highest processed logits, as many as the request's `top_k`, in no order, filled with (-infinity, no token).
+//! samples, words] (`params.h` defines the words), 1. `lists` u32 [slices, parts, samples, 2 kept]: pairs (logit,
+//! token) of the highest processed logits, as many as the request's `top_k`, in no order, filled with (-infinity, no
+//! token).
 //!
-//! A greedy request's are not written. One task for each sample and part; `sample_family.rs` says which arguments.
+//! For a greedy request nothing is written. One task per sample and part; `sample_family.rs` defines the arguments.
 
 use crate::abi::{MPK_SAMPLE_WORDS, mpk_sample_partial_params, mpk_task_sample_partial, params_words};
 use crate::registry::{GpuSite, Registration};

@@ -4,20 +4,19 @@
 
 #include <stdint.h>
 
-/* The largest top_k that may come together with a top_p below 1. */
+/* The largest top_k that is allowed together with a top_p below 1. */
 #define MPK_SAMPLE_MOST_LISTED 1024u
 
 typedef struct mpk_sample_partial_params {
-  uint32_t kept; /* room of a list of the highest logits: MPK_SAMPLE_MOST_LISTED, or the vocabulary where that is smaller */
+  uint32_t kept; /* capacity of a list of the highest logits: MPK_SAMPLE_MOST_LISTED, or the vocabulary if that is smaller */
 } mpk_sample_partial_params;
 
-/* No token: of a part without columns, and past the end of a list. */
+/* No token: for a part without columns, and past the end of a list. */
 #define MPK_SAMPLE_NO_TOKEN 0xFFFFFFFFu
 
 /* The frontier of a set of tokens: those that no other one beats both in order (higher logit, lower token among equals) and
- * in noisy value. Filters keep the first tokens in order, however many, so the token that is drawn lies on it. For a
- * vocabulary of V it holds 1 + 1/2 + ... + 1/V tokens on average, at most; that of 150,000 has more than 64 in one of
- * 10^22 draws. */
+ * in noisy value. Filters keep the first tokens in order, so the drawn token is in the frontier. For a vocabulary of V it
+ * has at most 1 + 1/2 + ... + 1/V tokens on average; with 150,000 it has more than 64 in one of 10^22 draws. */
 #define MPK_SAMPLE_FRONTIER 64u
 
 /* A record: the highest logit with its token, the number of entries, a word without meaning, then entries (logit, noisy

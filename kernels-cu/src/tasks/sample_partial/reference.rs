@@ -2,7 +2,8 @@
 
 use crate::abi::mpk_sampling;
 
-/// Logits after penalties and temperature; `seen` is whether a token stands in the sequence, and how often as a new one.
+/// Logits after penalties and temperature; `seen` says whether a token is in the sequence, and how often it occurs as a
+/// new token.
 pub fn processed(logits: &[f32], seen: &[(bool, u32)], s: &mpk_sampling) -> Vec<f64> {
     let repetition = f64::from(s.repetition);
     logits
@@ -28,7 +29,7 @@ pub fn order(values: &[f64]) -> Vec<usize> {
     order
 }
 
-/// The distribution that the filters leave: min-p, then top-k, then top-p of what these two have kept.
+/// The distribution after the filters: min-p, then top-k, then top-p of the tokens that these two keep.
 pub fn filtered(values: &[f64], s: &mpk_sampling) -> Vec<f64> {
     let mut order = order(values);
     let highest = values[order[0]];

@@ -269,8 +269,8 @@ fn philox_gives_the_published_words() {
     }
 }
 
-/// The token follows from noise and distribution, so equal tokens for many positions say that both are right. Where two
-/// noisy values are closer than f32 can tell them apart, either may come.
+/// The token follows from noise and distribution, so equal tokens for many positions show that both are right. If two
+/// noisy values are too close for f32 to tell them apart, either token is accepted.
 #[test]
 fn draws_what_the_reference_draws() {
     let mut compared = 0;
@@ -297,7 +297,7 @@ fn draws_what_the_reference_draws() {
     assert!(compared > 400, "{compared}");
 }
 
-/// What decides about each entry of the frontier, against float64.
+/// The number and weight that decide about each entry of the frontier, compared with float64.
 #[test]
 fn weights_are_those_of_the_distribution() {
     for (vocabulary, scale) in [(331usize, 6.0), (5003, 1.0), (5003, 20.0)] {
@@ -327,7 +327,7 @@ fn weights_are_those_of_the_distribution() {
     }
 }
 
-/// Pearson's test of 100,000 draws for each way of choosing: as many positions, and as many seeds.
+/// Pearson's test of 100,000 draws for each set of parameters: from as many positions, and from as many seeds.
 #[test]
 fn draws_follow_the_filtered_distribution() {
     const DRAWS: usize = 100_000;
@@ -385,7 +385,7 @@ fn tokens_do_not_depend_on_ranks_parts_slots_or_neighbours() {
             for (world, parts) in [(1, 4), (2, 1), (2, 3), (4, 2)] {
                 assert_eq!(tokens, sample(&case, world, parts).0, "{world} ranks, {parts} parts, {s:?}");
             }
-            // The last alone, in slot 2 of a batch of one.
+            // The last request alone, in slot 2 of a batch of one.
             let mut alone = Case::new(vec![rows[2].clone()], sampling, &[12]);
             alone.batch.active_slot = vec![2];
             alone.counts = vec![vec![0; vocabulary]; 3];
@@ -454,7 +454,7 @@ fn penalties_are_the_reference_s() {
     let mut case = Case::new(vec![row; 29], vec![s; 29], &positions);
     let counts = seen.iter().enumerate().map(|(t, &(stands, times))| match (stands, times) {
         (false, _) => 0,
-        // As a token of the prompt, or as a new one only.
+        // As a token of the prompt, or only as a new token.
         (true, times) if times == 0 || t % 2 == 0 => MPK_COUNT_IN_PROMPT | times,
         (true, times) => times,
     });
@@ -466,21 +466,21 @@ fn penalties_are_the_reference_s() {
     }
 }
 
-/// Counts of sequences that take turns in the slots, against counting by hand.
+/// Counts of sequences that take turns in the slots, compared with counting by hand.
 #[test]
 fn counts_are_those_of_the_sequence_in_the_slot() {
     let (vocabulary, slots) = (50u32, 3u32);
     let penalties = mpk_sampling { flags: MPK_SAMPLING_ON | MPK_SAMPLING_PENALTIES, ..plain(0) };
     let mut counts = words(DType::U32, &[slots, vocabulary], &vec![0xdead_beef; 150]);
-    // (slot, prompt length, tokens) of runs of iterations that feed some rows each.
+    // (slot, prompt length, tokens) of sequences that several iterations process, some rows at a time.
     let sequences: [(i32, u32, Vec<i32>); 3] = [
         (1, 4, vec![3, 3, 9, 49, 3, 9, 0]),
         (1, 2, vec![7, 8, 8, 8, 7]),              // the slot's next request
-        (1, 4, vec![3, 3, 9, 49, 3, 9, 0, 0, 1]), // the first one anew, after it was preempted
+        (1, 4, vec![3, 3, 9, 49, 3, 9, 0, 0, 1]), // the first request again, after it was preempted
     ];
     for (slot, prompt, tokens) in sequences {
         let mut context = 0;
-        // A chunk of the prompt, the rest of it, then token by token; anew all at once.
+        // A chunk of the prompt, the rest of it, then token by token; the second time all at once.
         let anew = tokens.len() == 9;
         while context < tokens.len() {
             let rows = if anew {

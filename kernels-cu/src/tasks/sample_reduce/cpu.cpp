@@ -13,7 +13,7 @@ struct Higher {
   bool operator()(uint64_t a, uint64_t b) const { return a > b; }
 };
 
-// f(record) for each part of each rank.
+// Calls f(record) for each part of each rank.
 template <typename F> void each_record(const mpk_operand& records, F f) {
   for (uint32_t slice = 0; slice < records.dims[0]; ++slice)
     for (uint32_t part = 0; part < records.dims[1]; ++part)

@@ -2,9 +2,9 @@
 //!
 //! Inputs, all of them replicated: 0. `records` of `sample_partial`, 1. those of `sample_weigh`, 2. the lists of
 //! `sample_merge`, 3. `greedy` i32 `[slots]`, `argmax_reduce`'s tokens. Output: `next_token` i32 `[slots]`, which the builder
-//! declares as a `Role::Persistent` tensor that `mpk_batch` points to. A greedy request's token is the one of `greedy`.
+//! declares as a `Role::Persistent` tensor that `mpk_batch` points to. A greedy request's token is taken from `greedy`.
 //!
-//! One task for each sample: arguments `[0, 0, 0, sample, 0..]`.
+//! One task per sample: arguments `[0, 0, 0, sample, 0..]`.
 
 use crate::abi::{
     MPK_SAMPLE_WORDS, MPK_WEIGH_WORDS, mpk_sample_reduce_params, mpk_task_sample_reduce, params_words,

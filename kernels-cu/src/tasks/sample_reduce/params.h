@@ -5,7 +5,7 @@
 #include <stdint.h>
 
 typedef struct mpk_sample_reduce_params {
-  uint32_t kept; /* room of a list of the highest logits */
+  uint32_t kept; /* capacity of a list of the highest logits */
 } mpk_sample_reduce_params;
 
 #endif

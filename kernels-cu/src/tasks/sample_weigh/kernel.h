@@ -1,4 +1,4 @@
-// How many of a part's tokens come before each entry of the sample's frontier, and what they weigh.
+// The number and the weight of a part's tokens before each entry of the sample's frontier.
 #pragma once
 
 #include <algorithm>
@@ -8,7 +8,7 @@
 
 namespace mpk {
 namespace MPK_ISA {
-namespace { // no other file's code of the same name may take its place
+namespace { // otherwise the linker could take code of the same name from another file
 
 using namespace sampling;
 
@@ -20,8 +20,8 @@ struct ComesFirst {
   bool operator()(const Entry& a, const Entry& b) const { return a.key > b.key; }
 };
 
-// The frontier of all parts' entries, in order, and the sample's highest logit. Of more than MPK_SAMPLE_FRONTIER entries those
-// stay that have the highest noisy values.
+// The frontier of all parts' entries, in order, and the sample's highest logit. If there are more than MPK_SAMPLE_FRONTIER
+// entries, those with the highest noisy values stay.
 uint32_t join_frontiers(const mpk_operand& records, Entry* entries, float* highest) {
   uint32_t count = 0;
   *highest = -INFINITY;
@@ -55,7 +55,7 @@ int sample_weigh(const mpk_kernel_args* args) {
   const uint32_t count = join_frontiers(args->inputs[0], frontier, &highest);
   const Columns columns(args, row, 1);
 
-  // Of the tokens between an entry and the one before it.
+  // Sums over the tokens between an entry and the one before it.
   uint32_t tokens[MPK_SAMPLE_FRONTIER + 1] = {};
   uint64_t weights[MPK_SAMPLE_FRONTIER + 1] = {};
   uint64_t all = 0;

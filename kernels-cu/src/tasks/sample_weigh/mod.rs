@@ -1,8 +1,8 @@
 //! `sample_weigh`: the second pass over the logits, a step of sampling (`sample_family.rs`).
 //!
-//! Inputs: 0. `records` of `sample_partial`, of all ranks; 1. `logits` and 2. `counts` as there. Output, split on
-//! dimension 0: u32 [slices, parts, samples, words] (`params.h` says what of). Only of requests with filters that a list
-//! does not serve. One task for each sample and part; `sample_family.rs` says which arguments.
+//! Inputs: 0. `records` of `sample_partial`, of all ranks; 1. `logits` and 2. `counts`, the inputs of `sample_partial`.
+//! Output, split on dimension 0: u32 [slices, parts, samples, words] (`params.h` defines the words). Written only for
+//! requests whose filters need more than a list. One task per sample and part; `sample_family.rs` defines the arguments.
 
 use crate::abi::{
     MPK_SAMPLE_FRONTIER, MPK_SAMPLE_WORDS, MPK_WEIGH_WORDS, mpk_sample_weigh_params, mpk_task_sample_weigh,

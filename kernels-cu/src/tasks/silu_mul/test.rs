@@ -22,7 +22,7 @@ fn agrees_with_the_reference_far_out_too() {
             for bytes in results {
                 let got = decode(dtype, &bytes);
                 let live = (used * n) as usize;
-                // f16 and bf16 alike lose relative precision below the normal range of f16 only
+                // f16 and bf16 both lose relative precision only below the normal range of f16
                 let (tolerance, scale) =
                     (1.01 * rounding(dtype) + 5e-7, if dtype == DType::F16 { 1e-3 } else { 0.0 });
                 assert_close(&got[..live], &expected[..live], tolerance, scale, "silu_mul");

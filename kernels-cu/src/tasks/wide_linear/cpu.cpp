@@ -18,7 +18,7 @@ mpk_operand rows_of(const mpk_operand& view) {
 
 } // namespace
 
-// Brings the tile's rows back into rows, and runs the task of the linear family that it stands for.
+// Converts the tile of x back to plain rows, and runs the corresponding task of the linear family.
 extern "C" int mpk_task_wide_linear(const mpk_kernel_args* args) {
   const auto* params = reinterpret_cast<const mpk_wide_linear_params*>(args->params);
   const mpk_operand& x = args->inputs[0];
@@ -34,7 +34,7 @@ extern "C" int mpk_task_wide_linear(const mpk_kernel_args* args) {
   const uint16_t* const from = reinterpret_cast<const uint16_t*>(x.addr);
   for (uint32_t r = 0; r < rows; ++r)
     for (uint32_t i = 0; i < k; ++i)
-      // Of a task with a part of k the other columns are zeros.
+      // For a task with a part of k, the other columns are zeros.
       to[static_cast<uint64_t>(r) * k + i] = i < from_k || i >= to_k ? 0 :
           from[static_cast<uint64_t>(r / params->width) * x.strides[0] + static_cast<uint64_t>(i / width) * x.strides[1] +
                r % params->width * width + mpk::wide_place((first + r) % MPK_WIDE_ROWS, i % width, width)];
@@ -45,7 +45,7 @@ extern "C" int mpk_task_wide_linear(const mpk_kernel_args* args) {
   const uint64_t as_rows = (static_cast<uint64_t>(params->tokens) * params->width * k * 2 + 63) / 64 * 64;
   uint64_t results = 0;
   if (params->wide_output) {
-    // Rows first, which are laid out afterwards.
+    // Computed as plain rows first; their layout is changed afterwards.
     results = (static_cast<uint64_t>(params->tokens) * params->width * (params->high / (1 + params->gated)) * 2 + 63) / 64 * 64;
     output = mpk_operand{};
     output.addr = reinterpret_cast<uint64_t>(args->scratch + as_rows);
@@ -55,7 +55,7 @@ extern "C" int mpk_task_wide_linear(const mpk_kernel_args* args) {
     output.ndim = 2;
     output.pe = -1;
   }
-  // Only of narrow column tiles may the residual be two summands.
+  // The residual may be two summands only with narrow column tiles.
   const uint64_t summed = width != MPK_WIDE_NARROW ? 0 : (static_cast<uint64_t>(params->tokens) * params->width * params->high * 4 + 63) / 64 * 64;
   if (params->has_residual && inputs[count - 1].ndim == 3) {
     const mpk_operand both = inputs[count - 1];

@@ -2,10 +2,10 @@
 //!
 //! Inputs: x in `MPK_LAYOUT_WIDE` (from `wide_rows`), weight `[n, k]` (`[2n, k]` = gate above up with `gated`), optional bias,
 //! optional residual `[rows, n]` (f32). Output `[rows, n]`: x times the weight, with the same result as `linear`,
-//! `linear_with_residual` or, with `gated`, `linear` and `silu_mul`. A gated output is in `MPK_LAYOUT_WIDE` if its reader wants that. If a
-//! tile has all rows, x has the narrower column tiles, and the residual may be two summands `[2, rows, n]`.
+//! `linear_with_residual` or, with `gated`, `linear` and `silu_mul`. A gated output is in `MPK_LAYOUT_WIDE` if its reader wants
+//! that. If a tile has all rows, x has the narrower column tiles. The residual may then be two summands `[2, rows, n]`.
 //!
-//! The output can't be pushed: tasks of rows that are not in use would push nothing, so their pushes would order nothing.
+//! The output cannot be pushed. Tasks of rows that are not in use would push nothing, so their pushes would order nothing.
 //!
 //! Attributes: `gated`, `has_bias`, `has_residual`, and `parts` (1, 2 or 4). With `parts` there is one output (f32) for each part of k,
 //! the first with bias and residual, or one output `[2, rows, n]` with both parts. The expansion of the linear family
@@ -53,7 +53,7 @@ fn gpu(site: &GpuSite<'_>) -> Result<String, String> {
         return Err("x and weight must be of one type of 2 bytes".to_string());
     }
     if out.dtype != x.dtype && (params.gated != 0 || u32::from(out.dtype) != abi::MPK_F32) {
-        return Err(format!("an output of type {} of weights of another", out.dtype));
+        return Err(format!("its output of type {} needs weights of the same type", out.dtype));
     }
     match params {
         mpk_wide_linear_params { width, .. } if x.dims[3] == abi::MPK_WIDE_NARROW => {
@@ -79,7 +79,7 @@ impl TaskType for WideLinear {
     }
 
     fn infer(&self, _op: &OpView<'_>) -> Result<Vec<TensorType>, OpError> {
-        Err(OpError("is made where a `linear` has many rows; write `linear`".to_string()))
+        Err(OpError("is created from a `linear` with many rows; write `linear` instead".to_string()))
     }
 
     fn shard(&self, op: &OpView<'_>, _world: u32) -> Result<ShardRule, OpError> {
@@ -134,10 +134,12 @@ impl TaskType for WideLinear {
         let is_stacked = |ty: &TensorType| ty.dims.len() == 3;
         let stacked = is_stacked(&op.outputs[0]);
         if stacked && !(parts == 2 && narrow) {
-            return Err(OpError(format!("a product of tile {tile:?} has no two summands")));
+            return Err(OpError(format!("a product with tile {tile:?} cannot have two summands")));
         }
         if parts > 1 && (gated || to_wide || cut(parts - 1) >= blocks) {
-            return Err(OpError(format!("a product of tile {tile:?} and {k} columns has no {parts} parts")));
+            return Err(OpError(format!(
+                "a product with tile {tile:?} and {k} columns cannot have {parts} parts"
+            )));
         }
         let parts: Vec<(u32, u32)> = (0..parts).map(|part| (cut(part), cut(part + 1))).collect();
         let Tile { width, tokens, .. } = tile;
@@ -163,7 +165,7 @@ impl TaskType for WideLinear {
                     }
                 }
                 let out = match to_wide {
-                    // Whole tiles, including what they have outside the output.
+                    // Whole tiles, including the parts outside the output.
                     true => {
                         let dims = op.outputs[0].dims.iter().map(|d| *d as u32).collect::<Vec<_>>();
                         let rows = (first_row / tile_rows, end_row.div_ceil(tile_rows));

@@ -3,7 +3,7 @@
 
 #include <stdint.h>
 
-/* Operands: x in MPK_LAYOUT_WIDE, weight (two of a gated product: gate, then up), bias (likewise) and residual where there
+/* Operands: x in MPK_LAYOUT_WIDE, weight (two for a gated product: gate, then up), bias (likewise) and residual if there
  * are any; then the output, as rows or in MPK_LAYOUT_WIDE. args[0]: first row of the task's tile of the output. args[1]
  * and args[2]: the blocks of 16 k that the task goes through; bias and residual belong to the first of them. */
 typedef struct mpk_wide_linear_params {

@@ -116,7 +116,8 @@ fn other_machines_keep_their_products() {
     assert_eq!(count(&graphs[0], "wide_linear"), 0);
 }
 
-/// What the tasks of the linear family give for the same operands, bit for bit: each of them has the same rows, whole.
+/// The results are those of the tasks of the linear family for the same operands, bit for bit: each of them has the same whole
+/// rows.
 #[test]
 fn tiles_give_the_bits_of_the_family() {
     let mut laid_out = 0;
@@ -190,7 +191,7 @@ fn tiles_give_the_bits_of_the_family() {
     assert!(laid_out > 0);
 }
 
-/// What is gated is written as the product after it reads it: nobody lays it out anew.
+/// A gated output is written in the layout that the next product reads, so no task changes the layout in between.
 #[test]
 fn gated_rows_are_laid_out_where_they_are_made() {
     let target = Target { wide: true, ..Target::cpu(132) };
@@ -204,7 +205,7 @@ fn gated_rows_are_laid_out_where_they_are_made() {
         ops.len()
     };
     assert_eq!((rows_tasks(2048, 528, 0), rows_tasks(17, 576, 0), rows_tasks(17, 576, 32)), (1, 2, 1));
-    // Of few rows nobody would write the padding.
+    // With few rows, no task would write the padding.
     assert_eq!(rows_tasks(17, 528, 32), 2);
 }
 
@@ -276,7 +277,8 @@ fn parts_add_up<const PARTS: usize>(rows: u32, used: u32, tasks: usize) {
     assert!(sums.iter().all(|part| part[live..].iter().all(|v| v.is_nan())), "unused rows were written");
 }
 
-/// Two blocks whose products share the k of a tile: the readers of the stream between them, a norm and a residual, add up the halves.
+/// Two blocks in whose products tasks share the k of a tile. The readers of the stream between them, a norm and a residual, add
+/// up the halves.
 #[test]
 fn readers_add_up_the_halves() {
     let target = Target { wide: true, ..Target::cpu(132) };
@@ -297,7 +299,7 @@ fn readers_add_up_the_halves() {
     }
 }
 
-/// `target`, where tiles have all of up to `tall` rows.
+/// `target`, with tiles that have all rows of up to `tall` rows.
 fn tuned(target: &Target, tall: u64) -> Target {
     let mut target = target.clone();
     target.tuning.set(TALL_ROWS.name, tall);
@@ -315,7 +317,7 @@ fn stream_block(graph: &mut OpGraph, stream: TensorId) -> TensorId {
     graph.op("out2", "add", &[branch, stream], Attrs::new())
 }
 
-/// Rows of two summands are those of their sum, and so is a residual; a product's halves are one output.
+/// Two summands give the same rows and the same residual as their sum. The halves of a product are one output.
 #[test]
 fn two_summands_are_their_sum() {
     let (rows, used, k, n) = (24u32, 21u32, 2100u32, 80u32);
@@ -364,7 +366,7 @@ fn two_summands_are_their_sum() {
         "unused rows were written"
     );
 
-    // Whole, and of rows as they are, it is what the linear family gives, bit for bit.
+    // Without parts and with plain rows, the result is that of the linear family, bit for bit.
     let x = TestTensor::new(DType::Bf16, &[rows, k], &rounded(DType::Bf16, &halves[0]));
     let narrow = rows_of("plain", x.clone(), batch);
     let found = product(&residual_sum, &[rows, n], 1, &narrow, batch);
@@ -374,7 +376,7 @@ fn two_summands_are_their_sum() {
     assert_eq!(found[..live], wanted[..live]);
 }
 
-/// All tasks of `task_type`, whose global output and first input are `whole` (of rows: as wide as each of them is).
+/// All tasks of `task_type`, with global output and first input `whole`; rows are as wide as each of these.
 fn run_all(
     name: &str,
     task_type: &dyn TaskType,

@@ -4,7 +4,7 @@
 
 #include <cstring>
 
-// Makes a row in the output's type, then deals its columns out.
+// Computes a row in the output's type, then distributes its columns.
 extern "C" int mpk_task_wide_rows(const mpk_kernel_args* args) {
   const auto* params = reinterpret_cast<const mpk_wide_rows_params*>(args->params);
   const mpk_operand& x = args->inputs[0];

@@ -65,7 +65,8 @@ fn gpu(site: &GpuSite<'_>) -> Result<String, String> {
 /// Compute threads of a block of the kernel (`gpu/config.cuh`).
 const COMPUTE_THREADS: u32 = 256;
 
-/// The most pieces per thread of a row, both parts included: 64 KB of shared memory. A longer row is read piece by piece.
+/// Maximum number of pieces of a row per thread, both parts included: 64 KB of shared memory. A longer row is read piece by
+/// piece.
 const MOST_PIECES: u32 = 16;
 
 /// How the rows are computed: the params word for the attribute's value.
@@ -135,7 +136,7 @@ impl TaskType for WideRows {
         let stacked = op.inputs[0].dims.len() == 3;
         let narrow = is_narrow(&op.outputs[0]);
         if stacked && !(narrow && source == 1) {
-            return Err(OpError("only few rows that are normed are summed up".to_string()));
+            return Err(OpError("x may be two summands only with `source` norm and few rows".to_string()));
         }
         let gather = contract::attr_bool(op.global.attrs, "gather_samples")?;
         let (rows, kind) = match gather {
@@ -146,7 +147,7 @@ impl TaskType for WideRows {
         let dims: Vec<u32> = op.outputs[0].dims.iter().map(|d| *d as u32).collect();
         let wanted = if narrow { narrow_dims } else { wide_dims };
         if op.outputs[0].dims != wanted(u64::from(rows), u64::from(columns)) {
-            return Err(OpError(format!("[{rows}, {columns}] are not the wide rows {dims:?}")));
+            return Err(OpError(format!("[{rows}, {columns}] does not fit the wide rows {dims:?}")));
         }
         let params = mpk_wide_rows_params {
             source,

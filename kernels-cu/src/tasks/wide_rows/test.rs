@@ -3,7 +3,7 @@ use crate::testing::{TestBatch, TestOp, TestTensor, random_values, rounded};
 use serde_json::json;
 use taskgraph::DType;
 
-/// With `gather_samples` the rows are those that are sampled, wherever a task's block lies.
+/// With `gather_samples` the rows are the sampled ones, for every position of a task's block.
 #[test]
 fn sampled_rows_are_gathered() {
     let (rows, k) = (40u32, 64u32);
@@ -27,7 +27,8 @@ fn sampled_rows_are_gathered() {
     }
 }
 
-/// Rows as the family's plain types make them, at the places that the ABI names; padding is 0, unused rows stay.
+/// Rows with the values of the family's plain types, at the places that the ABI defines. Padding is 0, and
+/// unused rows stay.
 #[test]
 fn rows_lie_where_the_abi_says() {
     for dtype in [DType::Bf16, DType::F16] {

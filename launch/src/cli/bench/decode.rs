@@ -77,7 +77,7 @@ impl Case {
         let (chunk, beside) = engine.info().prefill_rows.unwrap_or((self.context, self.context));
         let early = full_batch::early_tokens(self.batch, self.context, chunk, beside).ok_or_else(|| {
             AppError::input(format!(
-                "the first of {} of {} has {} before all are in; use a longer --context or a larger runtime.prefill_chunk",
+                "the first of {} of {} would have {} before the last one is complete; use a longer --context or a larger runtime.prefill_chunk",
                 counted(self.batch, "prompt"),
                 counted(self.context, "token"),
                 counted(self.context, "new token")

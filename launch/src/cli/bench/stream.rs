@@ -1,4 +1,5 @@
-//! Where a decode step's time goes: the real graph without a part of its work, beside a plain read of the same number of bytes.
+//! Where the time of a decode step goes: the real graph without a part of its work, compared with a plain read of the same
+//! number of bytes.
 //!
 //! On a GPU each selection of parts is a separate kernel, and each launch runs one of them (`distributed::probe`). The
 //! tokens of the ordinary kernel are checked first, and again at the end. The tokens of the other kernels mean nothing.
@@ -196,7 +197,7 @@ fn launch(
             return Ok((ms, steps, streamed));
         }
         if begin.elapsed() > ENDED {
-            return Err(AppError::failed("no figures: the kernel did not end without requests").into());
+            return Err(AppError::failed("no figures: the kernel did not end after the last request").into());
         }
         std::thread::sleep(Duration::from_millis(1));
     }

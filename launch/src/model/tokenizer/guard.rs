@@ -1,5 +1,5 @@
 //! Guards calls of the tokenizers library. It trusts its input files, so a bad file can make it panic, and a regular
-//! expression can take practically for ever.
+//! expression can take practically forever.
 
 use std::cell::Cell;
 use std::panic::{self, AssertUnwindSafe};

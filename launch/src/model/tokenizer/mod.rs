@@ -43,7 +43,7 @@ pub struct Tokenizer {
     joins_bytes: bool,
     /// The decoder applies regular expressions, so decoding may take long.
     decodes_by_regex: bool,
-    /// A regular expression repeats a group, so encoding even a short text may take for ever.
+    /// A regular expression repeats a group, so encoding even a short text may take forever.
     may_explode: bool,
 }
 

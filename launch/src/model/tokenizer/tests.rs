@@ -210,7 +210,7 @@ proptest! {
     }
 }
 
-/// Only expressions that repeat a group can take for ever on a short text.
+/// Only expressions that repeat a group can take forever on a short text.
 #[test]
 fn expressions_that_may_explode_are_found() {
     let regex = |pattern: &str| format!("{{\"pattern\":{{\"Regex\":\"{pattern}\"}}}}");

@@ -2,8 +2,8 @@
 //!
 //! The builder may declare that operands and tasks of a rank are those of an earlier slot with other tensors
 //! ([`super::Comparing::repeat`]), as in the layers of a model. The earlier ones have been compared with rank 0's one by one. The
-//! later ones need no comparison of their own *if* rank 0's repeat in the same way, and each tensor is laid out like the one
-//! in whose place it is. Both conditions are checked here.
+//! later ones need no comparison of their own *if* rank 0's repeat in the same way, and each tensor has the same layout as the
+//! one that it replaces. Both conditions are checked here.
 
 use crate::ids::EventId;
 use crate::task_graph::{Operand, Task, TaskGraph, TensorEntry, core_types};

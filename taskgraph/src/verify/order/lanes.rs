@@ -14,8 +14,8 @@ pub(super) struct Clocks {
     pub(super) last: Vec<Lanes>,
 }
 
-/// Rotates all lanes by a distance below their number. Each distance is one shuffle; with the distance as a variable it would be
-/// a detour through memory.
+/// Rotates all lanes by a distance below their number. Each distance is one shuffle; a variable distance would need a detour
+/// through memory.
 #[inline]
 fn rotated(lanes: &Lanes, by: usize) -> Lanes {
     fn rotate<const BY: usize>(lanes: &Lanes) -> Lanes {

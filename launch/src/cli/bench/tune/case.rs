@@ -32,7 +32,7 @@ pub struct Case {
     /// How much faster a candidate must be to win, in percent.
     #[arg(long, default_value_t = 1.0, value_name = "PERCENT")]
     pub gain: f64,
-    /// Time limit of the search. When it is over, the best values so far are kept.
+    /// Time limit of the search. When it is over, the best values so far are saved.
     #[arg(long, default_value_t = 3600, value_name = "SECONDS")]
     pub limit: u32,
     /// Time limit of one measurement, including compilation.
@@ -47,7 +47,7 @@ pub struct Case {
     /// Device for --compile-only: a100, h100, h200 or b200.
     #[arg(long, value_name = "NAME", default_value = "h200")]
     pub device: String,
-    /// Print the values that would be kept, but do not keep them.
+    /// Print the values that would be saved, but do not save them.
     #[arg(long)]
     pub dry_run: bool,
     /// Print the knobs with their defaults and candidates, and exit.

@@ -63,7 +63,7 @@ pub struct Measured {
     pub object: Value,
 }
 
-/// Runs `workload` with these values, without a kept tuning table.
+/// Runs `workload` with these values, without a saved tuning table.
 ///
 /// # Errors
 /// There is no figure: the run failed, took too long, or could not be started.
@@ -129,7 +129,7 @@ fn wait(mut child: Child, until: Instant) -> Result<(Option<i32>, String, String
 
 fn read(from: Option<&mut impl Read>) -> String {
     let mut bytes = Vec::new();
-    // Whatever was read before an error is kept.
+    // Output that was read before an error is kept.
     let _ = from.map(|from| from.read_to_end(&mut bytes));
     String::from_utf8_lossy(&bytes).into_owned()
 }

@@ -1,9 +1,8 @@
-//! Measures what no table can tell: how large the pieces of tasks should be, how long rings, and which lowerings to use, for one model
-//! on one machine. Each candidate of each knob is timed inside the running kernel. The winners are kept, and later runs of the model
-//! use them.
+//! Measures what no table can tell: the best sizes of tasks, lengths of rings and lowerings for one model on one machine. Each
+//! candidate of each knob is timed inside the running kernel. The winners are saved, and later runs of the model use them.
 //!
-//! Knobs are tried one after the other, each starting from the best values so far. A candidate must win twice, so that a quiet moment
-//! on the machine decides nothing.
+//! Knobs are tried one after the other, each starting from the best values so far. A candidate must win twice, so that a moment
+//! in which the machine happens to be quiet does not decide.
 
 mod ahead;
 mod case;
@@ -145,7 +144,7 @@ fn tune(case: &Case, workloads: &[Workload]) -> Result<Value, AppError> {
         for &value in knob.candidates.iter().filter(|&&value| value != from) {
             if Instant::now() >= until {
                 tell(format_args!(
-                    "tune: the time limit (--limit {}) is over; the best values so far are kept",
+                    "tune: the time limit (--limit {}) is over; the best values so far are saved",
                     case.limit
                 ));
                 break 'knobs;
@@ -278,7 +277,7 @@ fn line(trial: &Trial) -> String {
     let verdict = match (&trial.failed, trial.kept) {
         (Some(problem), _) => format!("no figure: {problem}"),
         (None, true) => "kept".into(),
-        (None, false) if trial.same_graphs => "not faster, the same graphs".into(),
+        (None, false) if trial.same_graphs => "not faster: the graphs are the same".into(),
         (None, false) => "not faster".into(),
     };
     format!("{} {}: {} {verdict}", trial.knob, trial.value, times.join(", "))
