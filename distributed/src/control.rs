@@ -99,8 +99,9 @@ impl Control {
             })
             .collect();
         if parts.kernels != 0 && kernels_cu::sanitizer::enabled() {
-            for (graph, arrays) in parts.graphs.iter().zip(&graphs) {
-                kernels_cu::sanitizer::declare(graph, arrays.operands)?;
+            for ((graph, arrays), slots) in parts.graphs.iter().zip(&graphs).zip(parts.slots) {
+                let addresses = slots.iter().map(|slot| slot.address);
+                kernels_cu::sanitizer::declare(graph, arrays.operands, addresses)?;
             }
         }
         image.put(graphs_at, &graphs);

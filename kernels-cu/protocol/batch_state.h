@@ -58,6 +58,19 @@ struct Page {
 };
 constexpr uint32_t kKept = 0xFFFFFFFEu;
 
+/* The batch step's own part of mpk_batch_output: where results go, and its figures so far. It has a copy because, on a GPU, reading
+ * host memory takes microseconds. The rest of mpk_batch_output is written only (statistics), or belongs to the host (`reader`). */
+struct BatchOutput {
+  mpk_request_output* requests;
+  int32_t* tokens;
+  int32_t* top_tokens;
+  float* top_logprobs;
+  uint64_t prefill_ns, decode_ns;
+  uint64_t prefill_iterations, decode_steps;
+  uint64_t full_ns, full_steps;
+  uint32_t entries_taken;
+};
+
 struct BatchState {
   uint32_t open;      /* the iteration whose end may be claimed; 0: none, or a thread has claimed it (publication.h) */
   uint32_t iteration; /* the current one */
@@ -82,7 +95,7 @@ struct BatchState {
   uint64_t expected;  /* mpk_control.progress once all published iterations are done */
   uint64_t hash;
   uint64_t started_ns; /* when the current iteration began */
-  mpk_batch_output output; /* the rank's, with its statistics so far: on a GPU, reading host memory takes microseconds */
+  BatchOutput output;
   /* The arrays of BatchArrays follow. */
 };
 

@@ -47,7 +47,7 @@ MPK_DEVICE void hand_out(const mpk_rank* rank) {
   const mpk_batch_config* config = rank->batch_config;
   BatchState* state = batch_state(rank);
   const BatchArrays arrays = batch_arrays(rank);
-  const mpk_batch_output* output = &state->output;
+  const BatchOutput* output = &state->output;
   const uint32_t top_k = config->top_k;
   /* The host frees table entries, and writes further admission entries. */
   const bool for_host = state->told != state->finished || state->output.entries_taken != state->next_admission;
@@ -279,7 +279,7 @@ MPK_DEVICE uint32_t choose_graph(const mpk_rank* rank) {
 
 MPK_DEVICE void account_time(const mpk_rank* rank, uint64_t now_ns) {
   BatchState* state = batch_state(rank);
-  mpk_batch_output* so_far = &state->output;
+  BatchOutput* so_far = &state->output;
   if (state->iteration != 0 && !rank->batch->stop) { /* otherwise a launch has just begun */
     const uint64_t ns = now_ns - state->started_ns;
     if (rank->batch->prompt_rows != 0) {
@@ -408,7 +408,9 @@ MPK_DEVICE int batch_begin(const mpk_rank* rank) {
   state->expected = platform::load<platform::Scope::kDevice>(&rank->control->progress, platform::kRelaxed);
   if (state->begun) return MPK_OK;
   state->begun = 1;
-  state->output = *rank->batch_output;
+  const mpk_batch_output* given = rank->batch_output;
+  state->output = {given->requests,   given->tokens,            given->top_tokens,   given->top_logprobs, given->prefill_ns,  given->decode_ns,
+                   given->prefill_iterations, given->decode_steps, given->full_ns, given->full_steps, given->entries_taken};
   if (!config->generate) return MPK_OK;
   if (config->page_size == 0 || config->max_batch == 0 || config->max_rows == 0 || config->max_samples < config->max_batch ||
       config->admission_ring == 0 || (config->admission_ring & (config->admission_ring - 1)) != 0 || config->num_requests == 0) {

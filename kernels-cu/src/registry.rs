@@ -134,9 +134,18 @@ pub fn kernel_table() -> Result<Vec<abi::mpk_kernel>, SanitizerError> {
     let size = numbered().map(|(number, _)| usize::from(number) + 1).max().unwrap_or(0);
     let mut table = vec![abi::mpk_kernel { run: None, ready: None }; size];
     for (number, registration) in numbered() {
-        let checked = if sanitizer::enabled() { sanitizer::kernel(registration.name)? } else { None };
-        table[usize::from(number)] =
-            abi::mpk_kernel { run: checked.or(registration.run), ready: registration.ready };
+        let mut kernel = abi::mpk_kernel { run: registration.run, ready: registration.ready };
+        if sanitizer::enabled() {
+            let (run, ready) = (sanitizer::kernel(registration.name)?, sanitizer::ready(registration.name)?);
+            if run.is_none() && kernel.run.is_some() || ready.is_none() && kernel.ready.is_some() {
+                tracing::warn!(
+                    "the region sanitizer does not check {}: it is not among its sources",
+                    registration.name
+                );
+            }
+            kernel = abi::mpk_kernel { run: run.or(kernel.run), ready: ready.or(kernel.ready) };
+        }
+        table[usize::from(number)] = kernel;
     }
     Ok(table)
 }

@@ -50,7 +50,7 @@ pub enum Role {
     },
     /// Constant that the host provides, such as a rope table. Identified by its name.
     Constant,
-    /// Set from outside before each iteration.
+    /// Read by tasks and written by none. The host writes it before a launch, and all iterations of the launch read it.
     Input,
     /// Written by an operator of this graph.
     Activation,

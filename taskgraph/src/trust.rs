@@ -75,7 +75,8 @@ pub const ASSUMPTIONS: [Assumption; 4] = [
     Assumption {
         name: "pages_of_rows",
         invariant: "no two rows of an iteration have the same slot and position; the batch step assigns both",
-        checked: "by the kernels: that each position they touch has a page of the cache",
+        checked: "by the kernels: that each position they touch has a page of the cache; by the region sanitizer, for \
+                  every task: only pages of active slots, and no write to one that was full before",
     },
 ];
 

@@ -8,10 +8,13 @@
 #[allow(dead_code)]
 mod builder_support;
 mod machine;
+#[path = "../../tests/src/random.rs"]
+mod random;
 mod verify_support;
 
 use builder_support::{attrs, registry};
 use machine::{Machine, Outcome};
+use random::Random;
 use serde_json::json;
 use std::collections::BTreeMap;
 use taskgraph::task_graph::{Place, TaskGraph};
@@ -19,28 +22,6 @@ use taskgraph::verify::{ranks_are_alike, verify, verify_classes, verify_every_ra
 use taskgraph::*;
 use verify_support::kept::{kept, kept_are_safe};
 use verify_support::{Lowering, chain, count_triggers};
-
-/// SplitMix64.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^ (z >> 31)
-    }
-    fn below(&mut self, n: usize) -> usize {
-        (self.next() % n.max(1) as u64) as usize
-    }
-    fn chance(&mut self, percent: u64) -> bool {
-        self.next() % 100 < percent
-    }
-    fn pick<T: Copy>(&mut self, of: &[T]) -> T {
-        of[self.below(of.len())]
-    }
-}
 
 fn number(name: &str, otherwise: u64) -> u64 {
     std::env::var(name).ok().and_then(|v| v.parse().ok()).unwrap_or(otherwise)

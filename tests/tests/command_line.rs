@@ -1,5 +1,5 @@
 //! Proves that the command line keeps its contract: the output of `--json` and of text, ends of sequence,
-//! prompts and their order, traces, and exit status 0 where it is due. Bad input is in `bad_input.rs`, emitted
+//! prompts and their order, traces, and exit status 0 where it is due. Bad input is in `bad_input`, emitted
 //! graphs in `emitted_graphs.rs`.
 
 use mpk_tests::fixtures::Fixture;

@@ -4,29 +4,11 @@
 //! A job has several independent graphs, because starting ranks takes longer than running them. `MPK_RANDOM_GRAPHS=2000` is
 //! the long run, starting at `MPK_SEED`; it prints its counts.
 
+use mpk_tests::random::Random;
 use mpk_tests::reference::{self, values};
 use mpk_tests::{Job, ModelFile};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
-
-/// SplitMix64.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^ (z >> 31)
-    }
-    fn below(&mut self, n: usize) -> usize {
-        (self.next() % n as u64) as usize
-    }
-    fn pick<T: Clone>(&mut self, of: &[T]) -> T {
-        of[self.below(of.len())].clone()
-    }
-}
 
 fn number(name: &str, otherwise: u64) -> u64 {
     std::env::var(name).ok().and_then(|v| v.parse().ok()).unwrap_or(otherwise)

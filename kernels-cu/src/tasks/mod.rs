@@ -33,6 +33,7 @@ pub(crate) mod contract;
 pub(crate) mod heads;
 pub(crate) mod linear_family;
 pub(crate) mod linear_knobs;
+pub(crate) mod linear_member;
 pub(crate) mod operand;
 pub(crate) mod sample_family;
 pub(crate) mod source;

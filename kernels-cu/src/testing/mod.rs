@@ -115,8 +115,8 @@ pub fn run_task(name: &str, task: &TestTask, batch: &mut TestBatch, rank: &TestR
     call_kernel(function, name, task, &[], batch, rank)
 }
 
-/// Calls this function of the task type `name`. `memory`: views of the memory around the operands, which the
-/// region sanitizer must also watch.
+/// Calls this function of the task type `name`. `memory`: views of the memory around the operands, which the region sanitizer
+/// names in reports.
 ///
 /// # Panics
 /// The kernel writes beyond its scratch memory.
@@ -133,7 +133,10 @@ pub fn call_kernel(
     }
     let number = type_number(name).unwrap_or_default();
     let mut pad = batch.clone();
-    let room = 1 + batch.num_rows.max(batch.num_samples).max(batch.num_active) as usize;
+    let slots = batch.page_table.len() / batch.pages_per_slot.max(1) as usize;
+    let given = [&batch.row_token, &batch.active_slot, &batch.sample_row, &batch.next_token].map(Vec::len);
+    let given = given.into_iter().chain([slots, batch.sampling.len()]).max().unwrap_or(0);
+    let room = given.max(1 + batch.num_rows.max(batch.num_samples).max(batch.num_active) as usize);
     for array in [
         &mut pad.row_token,
         &mut pad.row_active,
@@ -148,7 +151,10 @@ pub fn call_kernel(
     ] {
         array.resize(array.len().max(room), 0);
     }
-    pad.page_table.push(0);
+    pad.page_table.resize(room * pad.pages_per_slot.max(1) as usize, 0);
+    if !pad.sampling.is_empty() {
+        pad.sampling.resize(room, abi::mpk_sampling::default());
+    }
     pad.top_token.resize(pad.top_token.len().max(room * pad.top_k as usize), 0);
     pad.top_logprob.resize(pad.top_logprob.len().max(room * pad.top_k as usize), 0.0);
     let c_batch = abi::mpk_batch {
@@ -181,6 +187,9 @@ pub fn call_kernel(
         draft_token: std::ptr::null_mut(),
     };
     let mut config = abi::mpk_batch_config {
+        max_rows: room as u32,
+        max_batch: room as u32,
+        max_samples: room as u32,
         page_size: pad.page_size,
         num_pages: pad.num_pages,
         pages_per_slot: pad.pages_per_slot,
@@ -204,7 +213,17 @@ pub fn call_kernel(
         batch: &raw mut c_batch_for_rank,
         ..Default::default()
     };
+    let mut params = task.params.clone();
+    params.resize(abi::MPK_MAX_PARAMS as usize, 0);
+    let variant = abi::mpk_variant {
+        task_type: number,
+        num_params: task.params.len() as u16,
+        scratch_bytes: task.scratch_bytes as u32,
+        params: params.try_into().unwrap_or_else(|_| panic!("{name} has too many parameters")),
+    };
     let c_graph = abi::mpk_graph {
+        num_variants: 1,
+        variants: &raw const variant,
         num_events: 8,
         counters: counters.as_mut_ptr(),
         num_operands: memory.len() as u32,
@@ -222,8 +241,6 @@ pub fn call_kernel(
         flag_number: pad.flags[1],
         ..Default::default()
     };
-    let mut params = task.params.clone();
-    params.resize(abi::MPK_MAX_PARAMS as usize, 0);
     let mut scratch = AlignedBytes::new(task.scratch_bytes as usize + 64);
     scratch.bytes_mut().fill(0xff);
     let args = abi::mpk_kernel_args {
@@ -232,7 +249,7 @@ pub fn call_kernel(
         task: &c_task,
         inputs: task.inputs.as_ptr(),
         outputs: task.outputs.as_ptr(),
-        params: params.as_ptr(),
+        params: variant.params.as_ptr(),
         batch: &c_batch,
         scratch: scratch.bytes_mut().as_mut_ptr(),
         worker: 0,
@@ -243,7 +260,6 @@ pub fn call_kernel(
     let result = unsafe { function(&args) };
     let guard = &scratch.bytes()[task.scratch_bytes as usize..];
     assert!(guard.iter().all(|b| *b == 0xff), "{name} wrote beyond its {} scratch bytes", task.scratch_bytes);
-    pad.page_table.pop();
     batch.next_token = pad.next_token;
     batch.top_token = pad.top_token;
     batch.top_logprob = pad.top_logprob;

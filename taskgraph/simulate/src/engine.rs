@@ -2,12 +2,13 @@
 
 use crate::cluster::Cluster;
 use crate::edges::{Flagged, flagged};
+use crate::rank_state::{Rank, rank};
 use crate::resources::{Message, Resources};
 use crate::time::{Ps, at_rate, ps};
 use crate::timeline::{Outcome, Record, Waited};
-use crate::work::{Costs, Load, Work, flagged_bytes};
+use crate::work::{Load, flagged_bytes};
 use std::cmp::Reverse;
-use std::collections::{BinaryHeap, VecDeque};
+use std::collections::BinaryHeap;
 use taskgraph::task_graph::Place;
 use taskgraph::words::counted;
 use taskgraph::{DType, EventId, Placement, Registry, TaskGraph};
@@ -68,67 +69,6 @@ enum Happening {
     End { rank: u32, worker: u32 },
 }
 
-/// A task's state.
-#[derive(Clone, Copy, Debug, Default)]
-struct State {
-    /// Number of events and pushes that it still waits for.
-    needs: u32,
-    /// Whether the last of them came from a peer.
-    by_peer: bool,
-    done: bool,
-}
-
-/// A worker's weight stream, in pieces.
-#[derive(Debug, Default)]
-struct Stream {
-    /// Tasks whose weights come next: (task, bytes not yet asked for).
-    coming: VecDeque<(u32, u64)>,
-    /// Bytes in flight, and bytes in the ring (including those in flight).
-    on_the_way: u64,
-    in_ring: u64,
-    /// Pieces asked for, in order: (task, bytes).
-    asked: VecDeque<(u32, u32)>,
-    /// Number of these that have arrived.
-    arrived: usize,
-}
-
-/// A worker's state.
-#[derive(Debug, Default)]
-struct Worker {
-    /// Next position in its list.
-    next: usize,
-    /// Its current task, waiting or running.
-    task: Option<u32>,
-    /// Whether `Begin` is scheduled or has happened.
-    begun: bool,
-    running: bool,
-    loaded: bool,
-    using: bool,
-    /// Bytes of weights that the running task still has to use.
-    left: u64,
-    free: Ps,
-    begin: Ps,
-    /// Since when it has been waiting for a piece, and its total waiting time.
-    starved: Option<Ps>,
-    page: Ps,
-    stream: Stream,
-}
-
-struct Rank<'a> {
-    graph: &'a TaskGraph,
-    work: Vec<Work>,
-    states: Vec<State>,
-    /// The triggers that each event still needs, and the tasks that wait for it.
-    events: Vec<u32>,
-    waiters: Vec<Vec<u32>>,
-    workers: Vec<Worker>,
-    /// Dynamic placement: launched tasks, and workers without a task, each in order.
-    queue: VecDeque<u32>,
-    idle: VecDeque<u32>,
-    records: Vec<Record>,
-    bytes_read: u64,
-}
-
 struct Engine<'a> {
     cluster: &'a Cluster,
     resources: Resources<'a>,
@@ -174,37 +114,6 @@ pub fn simulate(
         engine.step(now, what);
     }
     engine.finish(last)
-}
-
-fn rank<'a>(graph: &'a TaskGraph, registry: &Registry, load: Load, flagged: &Flagged) -> Rank<'a> {
-    let costs = Costs::new(graph, registry, load);
-    let mut waiters = vec![Vec::new(); graph.events.len()];
-    let mut states = vec![State::default(); graph.tasks.len()];
-    for (index, task) in graph.tasks.iter().enumerate().skip(2) {
-        // Events of earlier iterations have happened.
-        for &event in &task.dependencies {
-            waiters[event as usize].push(index as u32);
-        }
-        states[index].needs = task.dependencies.len() as u32;
-        if graph.placement == Placement::Dynamic && task.dependencies.is_empty() {
-            waiters[EventId::BEGIN as usize].push(index as u32);
-            states[index].needs = 1;
-        }
-        states[index].needs += flagged.waits.get(&(graph.rank, index as u32)).copied().unwrap_or(0);
-    }
-    let workers = (0..graph.workers).map(|_| Worker::default()).collect();
-    Rank {
-        graph,
-        work: graph.tasks.iter().map(|task| costs.of(task)).collect(),
-        states,
-        events: graph.events.iter().map(|event| event.num_triggers).collect(),
-        waiters,
-        workers,
-        queue: VecDeque::new(),
-        idle: VecDeque::new(),
-        records: Vec::with_capacity(graph.tasks.len()),
-        bytes_read: 0,
-    }
 }
 
 impl Engine<'_> {

@@ -11,6 +11,7 @@
 pub mod cluster;
 mod edges;
 mod engine;
+mod rank_state;
 mod resources;
 mod time;
 pub mod timeline;

@@ -54,7 +54,7 @@ fn default_name() -> String {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum TensorKind {
-    /// Set from outside before each iteration.
+    /// Read by tasks and written by none. The host writes it before a launch, and all iterations of the launch read it.
     Input,
     /// Constant, possibly packed for the kernels. Its values come from `data`.
     Weight,

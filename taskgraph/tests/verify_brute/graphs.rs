@@ -1,28 +1,10 @@
 //! Random graphs, and random changes of them.
 
+use crate::random::Random;
 use crate::verify_support::*;
 use taskgraph::op_graph::Role;
 use taskgraph::task_graph::{Operand, Place, Space, TaskGraph};
 use taskgraph::{DType, EventId, Region};
-
-/// SplitMix64.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^ (z >> 31)
-    }
-    fn below(&mut self, n: usize) -> usize {
-        (self.next() % n as u64) as usize
-    }
-    fn chance(&mut self, percent: u64) -> bool {
-        self.next() % 100 < percent
-    }
-}
 
 /// Random tasks on random regions, in levels so that most have no cycle.
 fn random_graphs(random: &mut Random) -> Vec<TaskGraph> {

@@ -2,6 +2,9 @@
 //! iterations, and every pair of accesses, word by word.
 
 mod graphs;
+#[allow(dead_code)]
+#[path = "../../../tests/src/random.rs"]
+mod random;
 #[path = "../verify_support/mod.rs"]
 mod verify_support;
 

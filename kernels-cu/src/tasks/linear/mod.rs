@@ -1,7 +1,8 @@
 //! `linear`: x `[rows, k]` times weight `[n, k]`, and an optional bias `[n]`. Output `[rows, n]`.
 //! See `src/tasks/linear_family.rs`.
 
-use crate::tasks::linear_family::{Family, Source, member};
+use crate::tasks::linear_family::{Family, Source};
+use crate::tasks::linear_member::member;
 
 #[cfg(test)]
 pub(crate) mod reference;

@@ -1,7 +1,8 @@
 //! `linear_with_residual`: x `[rows, k]` times weight `[n, k]`, an optional bias `[n]`, plus residual `[rows, n]` (f32).
 //! Output `[rows, n]` f32. See `src/tasks/linear_family.rs`.
 
-use crate::tasks::linear_family::{Family, Source, member};
+use crate::tasks::linear_family::{Family, Source};
+use crate::tasks::linear_member::member;
 use taskgraph::task_type::Fusion;
 
 #[cfg(test)]

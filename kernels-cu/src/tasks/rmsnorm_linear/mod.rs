@@ -2,7 +2,8 @@
 //! an optional bias `[n]`. Output `[rows, n]`, or `[samples, n]` with `gather_samples`.
 //! See `src/tasks/linear_family.rs`.
 
-use crate::tasks::linear_family::{Family, Source, member};
+use crate::tasks::linear_family::{Family, Source};
+use crate::tasks::linear_member::member;
 use taskgraph::task_type::Fusion;
 
 #[cfg(test)]

@@ -3,7 +3,8 @@
 //! rounded to the output's type first, so the bits are the same as those of separate `rmsnorm_linear` and `silu_mul`.
 //! See `src/tasks/linear_family.rs`.
 
-use crate::tasks::linear_family::{Family, Source, member};
+use crate::tasks::linear_family::{Family, Source};
+use crate::tasks::linear_member::member;
 use taskgraph::task_type::Fusion;
 
 #[cfg(test)]

@@ -1,7 +1,8 @@
 //! `silu_mul_linear`: silu(gate) * up of x `[rows, 2k]` = `[gate | up]`, times weight `[n, k]`, and an optional bias
 //! `[n]`. Output `[rows, n]`. See `src/tasks/linear_family.rs`.
 
-use crate::tasks::linear_family::{Family, Source, member};
+use crate::tasks::linear_family::{Family, Source};
+use crate::tasks::linear_member::member;
 use taskgraph::task_type::Fusion;
 
 #[cfg(test)]

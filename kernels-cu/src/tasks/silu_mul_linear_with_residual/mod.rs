@@ -1,7 +1,8 @@
 //! `silu_mul_linear_with_residual`: silu(gate) * up of x `[rows, 2k]` = `[gate | up]`, times weight `[n, k]`, an
 //! optional bias `[n]`, plus residual `[rows, n]` (f32). Output `[rows, n]` f32. See `src/tasks/linear_family.rs`.
 
-use crate::tasks::linear_family::{Family, Source, member};
+use crate::tasks::linear_family::{Family, Source};
+use crate::tasks::linear_member::member;
 use taskgraph::task_type::Fusion;
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
 //! The region sanitizer of the CPU target. With `MPK_SANITIZE=1`, every access of every task's kernel is compared with
-//! the bytes that the task declared. An access to other bytes ends the run, and stderr names the task.
+//! the bytes that the task declared and with the list of other memory that tasks may access (`parts.cpp`). Any other
+//! access is reported before it happens, and ends the run.
 //!
 //! `src/cpu/sanitizer` contains the check. On first use, the kernels are compiled a second time for it, from this
 //! crate's sources, so it needs a developer's checkout. A normal build does not contain it.
@@ -12,7 +13,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
-use taskgraph::task_graph::Operand;
+use taskgraph::task_graph::{Operand, Space};
 use taskgraph::{TaskGraph, Trust};
 
 /// The sanitizer is not available.
@@ -29,12 +30,16 @@ impl SanitizerError {
 
 type DeclareFn = unsafe extern "C" fn(*const abi::mpk_operand, u32, u32, *const u32, *const u32);
 type ForgetFn = unsafe extern "C" fn(*const abi::mpk_operand, u64);
+type NameFn = unsafe extern "C" fn(*const abi::mpk_operand, *const libc::c_char, u64, u64, u64, u32);
+type ForgetNamesFn = unsafe extern "C" fn(*const abi::mpk_operand);
 
 /// The compiled kernels. They stay loaded until the process ends.
 struct Library {
     handle: *mut libc::c_void,
     declare: DeclareFn,
     forget: ForgetFn,
+    name: NameFn,
+    forget_names: ForgetNamesFn,
 }
 
 // SAFETY: the handle is only given to dlsym, which any thread may call; the functions lock what they share.
@@ -58,13 +63,36 @@ pub fn kernel(name: &str) -> Result<Option<KernelFn>, SanitizerError> {
     Ok(found.map(|address| unsafe { std::mem::transmute::<*mut libc::c_void, KernelFn>(address) }))
 }
 
-/// Declares what the operands of `graph` stand for whose bytes are known only at run time. The kernels find them at
-/// `operands`.
+/// The checked test of the flagged words of task type `name`; `None` if the type has none.
 ///
 /// # Errors
 /// Those of [`kernel`].
-pub fn declare(graph: &TaskGraph, operands: *const abi::mpk_operand) -> Result<(), SanitizerError> {
+pub fn ready(name: &str) -> Result<Option<KernelFn>, SanitizerError> {
+    kernel(&format!("{name}_ready"))
+}
+
+/// Declares what the operands of `graph` stand for whose bytes are known only at run time, and the names of its tensors
+/// for reports. The kernels find the operands at `operands`, and each tensor at its address in `addresses`.
+///
+/// # Errors
+/// Those of [`kernel`].
+pub fn declare(
+    graph: &TaskGraph,
+    operands: *const abi::mpk_operand,
+    addresses: impl Iterator<Item = u64>,
+) -> Result<(), SanitizerError> {
     forget(operands, graph.operands.len())?;
+    for (tensor, address) in graph.tensors.iter().zip(addresses) {
+        let elements = tensor.strides.first().map_or(1, |&stride| u64::from(stride));
+        let symmetric = tensor.space == Space::Symmetric;
+        name_tensor(
+            operands,
+            &tensor.name,
+            (address, tensor.bytes),
+            elements * tensor.dtype.size(),
+            symmetric,
+        )?;
+    }
     for (index, operand) in graph.operands.iter().enumerate() {
         let Some(trust) = operand.trust else { continue };
         let (kind, slot, lo, hi) = match trust {
@@ -73,8 +101,9 @@ pub fn declare(graph: &TaskGraph, operands: *const abi::mpk_operand) -> Result<(
                 (0, slot, lo, hi)
             }
             Trust::PagesOfSlot => (1, operand.region.lo[0], operand.region.lo, operand.region.hi),
+            Trust::PagesOfRows => (2, 0, operand.region.lo, operand.region.hi),
             // No narrower than the view.
-            Trust::RowsOfUnits { .. } | Trust::PagesOfRows => continue,
+            Trust::RowsOfUnits { .. } => continue,
         };
         // SAFETY: the address is a key that is not dereferenced; `lo` and `hi` have four words each.
         unsafe { (library()?.declare)(operands.wrapping_add(index), kind, slot, lo.as_ptr(), hi.as_ptr()) };
@@ -82,14 +111,38 @@ pub fn declare(graph: &TaskGraph, operands: *const abi::mpk_operand) -> Result<(
     Ok(())
 }
 
-/// Forgets the declarations of `count` operands at this address.
+/// Names a tensor of the graph whose operands are at `operands`, for reports: its address and size in bytes, and the size of
+/// a row.
+///
+/// # Errors
+/// Those of [`kernel`].
+#[allow(clippy::not_unsafe_ptr_arg_deref, reason = "the address is a key, nothing is read there")]
+pub fn name_tensor(
+    operands: *const abi::mpk_operand,
+    name: &str,
+    (address, bytes): (u64, u64),
+    row_bytes: u64,
+    symmetric: bool,
+) -> Result<(), SanitizerError> {
+    let name = CString::new(name).unwrap_or_default();
+    // SAFETY: the address of the operands is a key that is not dereferenced; the name is copied.
+    unsafe {
+        (library()?.name)(operands, name.as_ptr(), address, bytes, row_bytes, u32::from(symmetric));
+    }
+    Ok(())
+}
+
+/// Forgets the declarations of `count` operands at this address, and the names of their tensors.
 ///
 /// # Errors
 /// Those of [`kernel`].
 #[allow(clippy::not_unsafe_ptr_arg_deref, reason = "the address is a key, nothing is read there")]
 pub fn forget(operands: *const abi::mpk_operand, count: usize) -> Result<(), SanitizerError> {
     // SAFETY: the addresses are keys that are not dereferenced.
-    unsafe { (library()?.forget)(operands, count as u64) };
+    unsafe {
+        (library()?.forget)(operands, count as u64);
+        (library()?.forget_names)(operands);
+    }
     Ok(())
 }
 
@@ -124,14 +177,17 @@ impl Library {
         let missing = || format!("{} lacks a function", path.display());
         let symbol = |name| symbol(handle, name).ok_or_else(missing);
         let (declare, forget) = (symbol("mpk_sanitizer_declare")?, symbol("mpk_sanitizer_forget")?);
-        // SAFETY: regions.cpp defines functions of these types under these names.
-        let (declare, forget) = unsafe {
-            (
-                std::mem::transmute::<*mut libc::c_void, DeclareFn>(declare),
-                std::mem::transmute::<*mut libc::c_void, ForgetFn>(forget),
-            )
-        };
-        Ok(Library { handle, declare, forget })
+        let (name, forget_names) = (symbol("mpk_sanitizer_name")?, symbol("mpk_sanitizer_forget_names")?);
+        // SAFETY: operands.cpp and report.cpp define functions of these types under these names.
+        unsafe {
+            Ok(Library {
+                handle,
+                declare: std::mem::transmute::<*mut libc::c_void, DeclareFn>(declare),
+                forget: std::mem::transmute::<*mut libc::c_void, ForgetFn>(forget),
+                name: std::mem::transmute::<*mut libc::c_void, NameFn>(name),
+                forget_names: std::mem::transmute::<*mut libc::c_void, ForgetNamesFn>(forget_names),
+            })
+        }
     }
 
     fn symbol(&self, name: &str) -> Option<*mut libc::c_void> {
@@ -192,45 +248,4 @@ fn sources(folder: &Path, found: &mut Vec<PathBuf>) -> io::Result<()> {
 }
 
 #[cfg(test)]
-mod tests {
-    use crate::testing::{TestBatch, TestRank, TestTask, TestTensor, call_kernel};
-    use taskgraph::task_type::Access;
-    use taskgraph::{DType, Region};
-
-    /// `add` of four rows of 8, with the rows that the task declares for each operand. With `slot`, the output stands
-    /// for the single row of this slot.
-    fn add_rows(rows: [u32; 3], slot: Option<u32>) -> i32 {
-        let values = vec![1.0; 32];
-        let mut tensors: Vec<TestTensor> =
-            (0..3).map(|_| TestTensor::new(DType::F32, &[4, 8], &values)).collect();
-        let view =
-            |t: &mut TestTensor, rows: u32| t.view(&Access::new(0, Region::whole(&[4, 8]).with(0, 0, rows)));
-        let declared: Vec<_> = tensors.iter_mut().zip(rows).map(|(t, rows)| view(t, rows)).collect();
-        let memory: Vec<_> = tensors.iter_mut().map(|t| view(t, 4)).collect();
-        let task = TestTask {
-            params: crate::abi::params_words(&crate::abi::mpk_add_params { rows_kind: 0 }),
-            inputs: declared[..2].to_vec(),
-            outputs: declared[2..].to_vec(),
-            ..TestTask::default()
-        };
-        let kernel = super::kernel("add").unwrap().unwrap();
-        super::forget(memory.as_ptr(), memory.len()).unwrap();
-        super::forget(task.outputs.as_ptr(), 1).unwrap();
-        if let Some(slot) = slot {
-            let declare = super::library().unwrap().declare;
-            // SAFETY: as in `declare`.
-            unsafe { declare(task.outputs.as_ptr(), 0, slot, [0; 4].as_ptr(), [4, 8, 1, 1].as_ptr()) };
-        }
-        call_kernel(kernel, "add", &task, &memory, &mut TestBatch::rows(4), &TestRank::default())
-    }
-
-    #[test]
-    fn a_row_beyond_the_declared_ones_is_seen() {
-        let refused = crate::abi::MPK_ABORT_KERNEL as i32;
-        assert_eq!(add_rows([4, 4, 4], None), 0);
-        assert_eq!(add_rows([4, 2, 4], None), refused, "reads rows 2 and 3 of input 1");
-        assert_eq!(add_rows([2, 2, 2], None), 0, "no more rows than the output has");
-        assert_eq!(add_rows([4, 4, 4], Some(1)), refused, "writes rows of other slots");
-        assert_eq!(add_rows([4, 4, 4], None), 0);
-    }
-}
+mod test;
