@@ -4,6 +4,7 @@
 use crate::affinity::bind;
 use crate::error::{Error, Result};
 use crate::memory::HugeBuffer;
+use crate::messages::start_to_send;
 use crate::world::World;
 use kernels_cu::abi;
 use mpi::ffi;
@@ -167,13 +168,9 @@ fn messages(world: &World, peer: u32, place: usize, bytes: usize, rounds: u32) -
     // SAFETY: a predefined MPI handle.
     let (bytes, peer, kind) = (bytes as i32, peer as i32, unsafe { ffi::RSMPI_UINT8_T });
     let send = |_| {
-        let mut request = MaybeUninit::uninit();
-        // SAFETY: a live buffer of this size that nobody writes before the request is done.
-        check(unsafe {
-            ffi::MPI_Isend(out.as_ptr().cast(), bytes, kind, peer, TAG, communicator, request.as_mut_ptr())
-        })?;
-        // SAFETY: set by the call, which succeeded.
-        finish(unsafe { request.assume_init() })
+        // SAFETY: a live buffer that nobody writes before the request is done.
+        let request = unsafe { start_to_send(communicator, peer as u32, TAG, &out) };
+        finish(request.map_err(|code| Error::Aborted(format!("MPI failed with {code}")))?)
     };
     let receive = |_| {
         let mut request = MaybeUninit::uninit();

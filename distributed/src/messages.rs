@@ -3,9 +3,11 @@
 use crate::bell::Bell;
 use crate::watch::Watch;
 use mpi::Count;
+use mpi::ffi;
 use mpi::request::{Request, Scope, scope};
 use mpi::topology::SimpleCommunicator;
 use mpi::traits::*;
+use std::mem::MaybeUninit;
 use std::time::{Duration, Instant};
 
 const TAG: i32 = 1;
@@ -109,6 +111,33 @@ impl Messages<'_> {
         self.watch.moved();
         bytes
     }
+}
+
+/// Starts to send `bytes` to `rank`, for threads that call MPI directly because they must not wait. The error is MPI's code.
+///
+/// # Safety
+/// A live communicator. The bytes neither move nor change until the request is done.
+pub(crate) unsafe fn start_to_send(
+    communicator: ffi::MPI_Comm,
+    rank: u32,
+    tag: i32,
+    bytes: &[u8],
+) -> Result<ffi::MPI_Request, i32> {
+    let mut request = MaybeUninit::uninit();
+    // SAFETY: the caller's.
+    let code = unsafe {
+        ffi::MPI_Isend(
+            bytes.as_ptr().cast(),
+            bytes.len() as i32,
+            ffi::RSMPI_UINT8_T,
+            rank as i32,
+            tag,
+            communicator,
+            request.as_mut_ptr(),
+        )
+    };
+    // SAFETY: set by the call if it succeeded.
+    if code == 0 { Ok(unsafe { request.assume_init() }) } else { Err(code) }
 }
 
 /// Packs several messages into one.

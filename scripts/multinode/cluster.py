@@ -103,27 +103,25 @@ class Cluster:
                 pass
         return found
 
-    def start(self, hosts, command, options=()):
-        """mpirun on node 1; `hosts`: ranks of each node."""
+    def start(self, hosts, command, options=(), recorded=True):
+        """mpirun on node 1; `hosts`: ranks of each node. Without `recorded`, the job's own start is not delayed by that of the recorders."""
         slots = ",".join(f"{name}:{ranks}" for name, ranks in zip(self.names, hosts) if ranks)
         return Job(self, [*self.enter(1), "mpirun", "--mca", "plm_rsh_agent", str(self.agent), "-H", slots, "-n", str(sum(hosts)),
                           "--mca", "btl", "tcp,self,vader", "--mca", "btl_tcp_if_include", "eth0", "--mca", "oob_tcp_if_include", "eth0",
-                          *PATIENCE, *options, *map(str, command)])
+                          *PATIENCE, *options], list(map(str, command)), recorded)
 
-    def run(self, hosts, command, timeout=60, options=()):
-        return self.start(hosts, command, options).wait(timeout)
+    def run(self, hosts, command, timeout=60, options=(), recorded=True):
+        return self.start(hosts, command, options, recorded).wait(timeout)
 
 
 class Job:
-    """A running job. status_of.py starts each rank and records how it ended."""
+    """A running job. If `recorded`, status_of.py starts each rank and records how it ended."""
 
-    def __init__(self, cluster, command):
+    def __init__(self, cluster, launcher, command, recorded):
         self.cluster = cluster
         self.notes = Path(tempfile.mkdtemp(prefix="job-", dir=cluster.folder))
-        at = command.index("-H") + 4
-        while command[at].startswith("-"):
-            at += 3 if command[at] == "--mca" else 2
-        command = [*command[:at], sys.executable, str(Path(__file__).with_name("status_of.py")), str(self.notes), *command[at:]]
+        recorder = [sys.executable, str(Path(__file__).with_name("status_of.py")), str(self.notes)] if recorded else []
+        command = [*launcher, *recorder, *command]
         self.out, self.err = open(self.notes / "stdout", "w+"), open(self.notes / "stderr", "w+")
         self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=self.out, stderr=self.err, text=True, start_new_session=True)
 

@@ -3,6 +3,7 @@
 
 use super::link::{Failed, Link};
 use super::ring::FRAME_BYTES;
+use crate::messages::start_to_send;
 use mpi::ffi;
 use std::mem::MaybeUninit;
 
@@ -137,22 +138,9 @@ impl Link for Carrier {
     }
 
     fn send(&mut self, peer: usize, bytes: Vec<u8>) -> Result<(), Failed> {
-        let mut request = MaybeUninit::uninit();
         // SAFETY: the bytes do not move until the request is done (`Sending`; a dropped carrier leaks them, see `Drop`).
-        let code = unsafe {
-            ffi::MPI_Isend(
-                bytes.as_ptr().cast(),
-                bytes.len() as i32,
-                ffi::RSMPI_UINT8_T,
-                self.peers[peer] as i32,
-                TAG,
-                self.communicator,
-                request.as_mut_ptr(),
-            )
-        };
-        check("MPI_Isend", code)?;
-        // SAFETY: set by the call, which succeeded.
-        self.sends.push(unsafe { request.assume_init() });
+        let request = unsafe { start_to_send(self.communicator, self.peers[peer], TAG, &bytes) };
+        self.sends.push(request.map_err(|code| format!("MPI_Isend failed with {code}"))?);
         self.sending.push(Sending { peer, bytes });
         self.to[peer] += 1;
         Ok(())

@@ -1,6 +1,7 @@
 //! Messages between the hosts' threads while kernels run. No call here waits.
 
 use crate::error::{Error, Result};
+use crate::messages::start_to_send;
 use crate::world::World;
 use kernels_cu::abi;
 use mpi::ffi;
@@ -163,22 +164,10 @@ impl Wire {
     pub fn send(&mut self, to: u32, message: &Message) -> Result<()> {
         let Some(communicator) = self.communicator else { return Ok(()) };
         let bytes = message.to_bytes();
-        let mut request = MaybeUninit::uninit();
         // SAFETY: the bytes do not move until the request is done (`Transfer`, `Drop`).
-        let code = unsafe {
-            ffi::MPI_Isend(
-                bytes.as_ptr().cast(),
-                bytes.len() as i32,
-                ffi::RSMPI_UINT8_T,
-                to as i32,
-                TAG,
-                communicator,
-                request.as_mut_ptr(),
-            )
-        };
-        check("MPI_Isend", code)?;
-        // SAFETY: set by the call, which succeeded.
-        self.sending.push(Transfer { bytes, request: unsafe { request.assume_init() } });
+        let request = unsafe { start_to_send(communicator, to, TAG, &bytes) };
+        let request = request.map_err(|code| Error::Aborted(format!("MPI_Isend failed with {code}")))?;
+        self.sending.push(Transfer { bytes, request });
         Ok(())
     }
 
