@@ -2,22 +2,21 @@
 # Attention changes, each alone against main, in one call on a GPU machine (nvcc, 16 cores, no cargo).
 #   bash compare_attention.sh FOLDER [SECONDS]     results: $OUT (default FOLDER/out)
 # FOLDER has VARIANT.tar.xz: mpk-run and mpk-bench, and for a change of kernels only main's programs with the folder kernels-cu. Run it in
-# the root of a checkout. Variants: main prefill128 batched append all. `slots1` is batched with one slot per task: the same programs and
-# kernels, only the graph differs. Phases: 1. compile everything, on all cores; 2. correctness; 3. times in turns, nothing beside them.
+# the root of a checkout. Variants: main prefill128. Phases: 1. compile everything, on all cores; 2. correctness; 3. times in turns, nothing beside them.
 # If time runs out, call it again on the warm machine: the cubins are cached then, CHECKS=0 leaves out phase 2, TURNS="2 3" names turns.
 set -uo pipefail
 folder=$(realpath "$1"); limit=${2:-560}; out=${OUT:-$folder/out}
 mkdir -p "$out"; export NO_COLOR=1 OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 left() { echo $((limit - SECONDS)); }
 variants=()
-for v in main prefill128 batched append all; do
+for v in main prefill128; do
     [[ -f $folder/$v.tar.xz ]] || { echo "no $v"; continue; }
     mkdir -p "$folder/$v" && tar -xJf "$folder/$v.tar.xz" -C "$folder/$v" && variants+=("$v")
     mkdir -p "$folder/cache-$v"; chmod 700 "$folder/cache-$v"
 done
 # run_as VARIANT COMMAND...: with the variant's cache and sources
 run_as() {
-    local v=${1/slots1/batched}; shift
+    local v=$1; shift
     local sources=(); [[ -d $folder/$v/kernels-cu ]] && sources=("MPK_GPU_SOURCES=$folder/$v/kernels-cu")
     env MPK_CACHE_DIR="$folder/cache-$v" "${sources[@]}" "$@"
 }
@@ -51,21 +50,17 @@ echo "== checked after $SECONDS s"
 
 echo "== 3. times"
 bench() { # name variant model command...
-    local name=$1 v=$2 m=$3 file=$out/$1-$2.$turn more=(); shift 3
-    [[ $v == slots1 ]] && more=(--tune attention.slots=1)
+    local name=$1 v=$2 m=$3 file=$out/$1-$2.$turn; shift 3
     [[ $(left) -gt 12 ]] || { echo "$v $name: no time left"; return; }
-    run_as "$v" timeout 60 "$folder/${v/slots1/batched}/mpk-bench" "$@" --model "$out/$m.json" --tuning off "${more[@]}" --backend cuda \
+    run_as "$v" timeout 60 "$folder/$v/mpk-bench" "$@" --model "$out/$m.json" --tuning off --backend cuda \
         >"$file.json" 2>"$file.log" || tail -2 "$file.log"
     echo "$v $name $(grep -oE '"(ms[a-z_]*|[a-z_]*ms[a-z_]*|right)":[^,}]*[,}]' "$file.json" | tr -d '\n' | cut -c1-220)"
 }
-with() { for v in "$@"; do [[ " ${variants[*]} " == *" ${v/slots1/batched} "* ]] && echo "$v"; done; }
 for turn in ${TURNS:-1 2}; do
-    for p in 2048 8192 480; do for v in $(with main prefill128 append all); do bench p$p "$v" q8 prefill --prompt $p; done; done
-    for b in 64 128; do for v in $(with main batched slots1 all); do bench b$b "$v" q128 decode --batch $b; done; done
-    for b in 1 8; do for v in $(with main prefill128 batched append all); do bench b$b "$v" q8 decode --batch $b; done; done
-    for v in $(with main batched all); do bench b32 "$v" q128 decode --batch 32; done
+    for p in 2048 8192 480; do for v in "${variants[@]}"; do bench p$p "$v" q8 prefill --prompt $p; done; done
+    for b in 1 8; do for v in "${variants[@]}"; do bench b$b "$v" q8 decode --batch $b; done; done
+    for v in "${variants[@]}"; do bench b128 "$v" q128 decode --batch 128; done
 done
 turn=budget # where the time of a layer goes
-for v in $(with main batched); do for b in 64 128; do bench budget$b "$v" q128 decode --batch $b --budget; done; done
-for v in $(with main append prefill128); do bench budget2048 "$v" q8 prefill --prompt 2048 --budget; done
+for v in "${variants[@]}"; do bench budget8 "$v" q8 decode --batch 8 --budget; bench budget2048 "$v" q8 prefill --prompt 2048 --budget; done
 echo "== $SECONDS s"
