@@ -386,7 +386,10 @@ mod tests {
         assert!(lines[0].contains("worker 0 waited for event 3 "), "{lines:?}");
         assert!(lines[MOST_LINES - 2].contains("worker 17 waited for event 20 "), "{lines:?}");
         assert!(lines[MOST_LINES - 2].ends_with("<- this wait ran out of time"), "{lines:?}");
-        assert_eq!(lines[MOST_LINES - 1], "  rank 0: 9 more waits, of 9 workers, which follow from those above");
+        assert_eq!(
+            lines[MOST_LINES - 1],
+            "  rank 0: 9 more waits, of 9 workers, which follow from those above"
+        );
     }
 
     /// Another rank's error often arrives before this rank's kernel has ended. This rank's own report is not lost then.
