@@ -9,8 +9,7 @@
  * compute warps take nothing from the ring. Two heads share that time.
  *
  * A task of several heads may also have several slots, one after the other. It waits for its events once, and checks the pages of all
- * slots before. So the compute warps should take stages again about 2 us after the last key of a slot, instead of 8 us between two
- * tasks. In that time, the loader fills the ring with keys and values of the next slot, which takes it 4 us.
+ * slots before. The loader fills the ring with keys and values of the next slot meanwhile. Batch 128 of 8B takes 2 % less (H100).
  *
  * Keys and values of earlier iterations are final: tasks of this rank wrote them before this iteration was published. So
  * before the task waits for its events, each warp loads its first unit and reads or prefetches the page table, the
