@@ -62,7 +62,7 @@ fn run() -> Result<(), Failure> {
     let config = RunConfig {
         backend: if cuda { BackendChoice::Cuda } else { BackendChoice::Cpu },
         logprobs: 1,
-        max_waiting: 24,
+        max_waiting: 16,
         idle_exit: Some(IDLE_EXIT),
         tell: |text| eprintln!("online: error: {text}"),
         ..RunConfig::default()

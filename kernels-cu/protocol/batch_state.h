@@ -85,7 +85,7 @@ struct BatchState {
   uint32_t unused_pages; /* kept pages without readers */
   uint32_t bucket_mask;
   uint32_t changes;   /* counts what may let the first waiting request in: pages freed, pages kept, cancels */
-  uint32_t held_up;   /* 1 + the value of `changes` when the first waiting request found too few pages */
+  uint32_t held_up;   /* 1 + the value of `changes` when the first waiting request found no slot or too few pages */
   uint32_t admitted;
   uint32_t pending;   /* tokens that the host has not received */
   uint64_t finished;

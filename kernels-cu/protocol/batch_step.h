@@ -2,12 +2,14 @@
  *
  * A pure function of the state, the tokens that the last iteration sampled, and the entries that rank 0 has decided to put into
  * effect (admission.h). Each rank runs it and computes the same batch. The clock affects only the timing figures and, on rank
- * 0, the decision to end an idle kernel. It runs on one thread of the rank while no task of the rank runs (publication.h). */
+ * 0, the decision to end an idle kernel. One team of threads of the rank runs it, while no task of the rank runs (publication.h); its
+ * leader does all but steady_step.h alone. */
 #ifndef MPK_PROTOCOL_BATCH_STEP_H
 #define MPK_PROTOCOL_BATCH_STEP_H
 
 #include "admission.h"
 #include "publication.h"
+#include "steady_step.h"
 #include "trace.h"
 #ifdef MPK_DEBUG_CHECKS
 #include "pages_check.h"
@@ -15,30 +17,14 @@
 
 namespace mpk {
 
-/* Keeps a sampled token for the host, and ends the request if it was the last one. Copies what the next iteration's
- * tasks overwrite, because they run while the host receives it. */
+/* Takes a sampled token, and ends the request if it was the last one. */
 MPK_DEVICE int take_token(const mpk_rank* rank, uint32_t slot, uint32_t sample) {
-  const mpk_batch_config* config = rank->batch_config;
-  const mpk_batch* batch = rank->batch;
-  const BatchArrays arrays = batch_arrays(rank);
   BatchState* state = batch_state(rank);
-  BatchSlot* entry = &arrays.slots[slot];
-  const int32_t token = batch->next_token[sample];
-  arrays.pending[state->pending++] = PendingToken{entry->request, entry->generated, token, sample};
-  for (uint64_t k = static_cast<uint64_t>(sample) * config->top_k, end = k + config->top_k; k < end; ++k) {
-    arrays.top_tokens[k] = batch->top_token[k];
-    arrays.top_logprobs[k] = batch->top_logprob[k];
-  }
-  entry->last_token = token;
-  if (config->on_demand) config->tokens[static_cast<uint64_t>(entry->first_token) + config->requests[entry->request].num_prompt_tokens + entry->generated] = token;
-  ++entry->generated;
-  fold(state, static_cast<uint32_t>(token));
-  const bool may_end = entry->generated > entry->min_new_tokens;
-  for (uint32_t i = 0; may_end && i < config->num_eos; ++i) {
-    if (config->eos[i] == token) return free_slot(rank, slot, MPK_FINISH_EOS);
-  }
-  if (entry->generated >= entry->limit) return free_slot(rank, slot, MPK_FINISH_LENGTH);
-  return MPK_OK;
+  BatchSlot* entry = &batch_arrays(rank).slots[slot];
+  keep_token(rank, entry, sample, state->pending++);
+  fold(state, static_cast<uint32_t>(entry->last_token));
+  const uint32_t finish = finish_after(rank->batch_config, *entry, entry->generated, entry->last_token);
+  return finish != MPK_RUNNING ? free_slot(rank, slot, finish) : static_cast<int>(MPK_OK);
 }
 
 /* Gives the host the results of the last batch step. This comes after the next iteration has been published, because
@@ -320,12 +306,10 @@ MPK_DEVICE_COLD int compose_parked(const mpk_rank* rank, mpk_status* status, Dec
   return code;
 }
 
-/* Fills slots and rows for the next iteration; leaves num_rows at 0 if the kernel is to end. */
-MPK_DEVICE int compose(const mpk_rank* rank, mpk_status* status) {
+/* Fills slots and rows for the next iteration after a decision; leaves num_rows at 0 if the kernel is to end. */
+MPK_DEVICE int compose(const mpk_rank* rank, Decision decision, mpk_status* status) {
   BatchState* state = batch_state(rank);
-  Decision decision;
-  int code = await_decision(rank, status, false, &decision);
-  if (code == MPK_OK) code = apply_decision(rank, decision.entries, status);
+  int code = apply_decision(rank, decision.entries, status);
   if (code == MPK_OK && !has_work(rank) && !decision.leave() && !state->stopping) {
     code = compose_parked(rank, status, &decision);
     /* All ranks now have the entries that rank 0 had when it made the decision. */
@@ -345,48 +329,66 @@ MPK_DEVICE uint64_t counted_tasks(const mpk_graph* graph) {
   return graph->num_tasks > 2 ? graph->num_tasks - 2 : 0;
 }
 
-/* Prepares the next iteration in mpk_batch; the caller publishes it. `status` belongs to the caller, or is
- * NULL. Returns MPK_OK or an abort code. */
-MPK_DEVICE int batch_step(const mpk_rank* rank, uint64_t now_ns, mpk_status* status) {
-  const mpk_batch_config* config = rank->batch_config;
+/* Takes the results of the iteration that has ended, if there was one, and fills mpk_batch for the next one. `decided`: MPK_OK, or why
+ * there is no decision. */
+MPK_DEVICE int change_batch(const mpk_rank* rank, int decided, const Decision& decision, mpk_status* status) {
+  int code = batch_state(rank)->iteration != 0 ? collect(rank) : static_cast<int>(MPK_OK);
+  if (code == MPK_OK) code = decided;
+  if (code == MPK_OK) code = compose(rank, decision, status);
+  if (code != MPK_OK) return code;
+  mpk_batch* batch = rank->batch;
+  batch->stop = batch->num_rows == 0;
+  batch->graph = batch->stop ? 0 : choose_graph(rank);
+  return batch->graph < rank->num_graphs ? MPK_OK : MPK_ABORT_KERNEL;
+}
+
+/* Numbers the iteration that mpk_batch describes. */
+MPK_DEVICE int number_iteration(const mpk_rank* rank) {
   BatchState* state = batch_state(rank);
   mpk_batch* batch = rank->batch;
-  account_time(rank, now_ns);
-  if (config->generate) {
-    if (state->iteration != 0) {
-      const int code = collect(rank);
-      if (code != MPK_OK) return code;
-    }
-    ++state->iteration;
-    const int code = compose(rank, status);
-    if (code != MPK_OK) return code;
-#ifdef MPK_DEBUG_CHECKS
-    if (!pages_consistent(rank)) return MPK_ABORT_KERNEL;
-#endif
-    batch->stop = batch->num_rows == 0;
-    batch->graph = batch->stop ? 0 : choose_graph(rank);
-    if (batch->graph >= rank->num_graphs) return MPK_ABORT_KERNEL;
-  } else {
-    ++state->iteration;
-    batch->stop = state->iteration > config->fixed_iterations;
+  batch->iteration = ++state->iteration;
+  if (!rank->batch_config->generate) {
+    batch->stop = state->iteration > rank->batch_config->fixed_iterations;
     batch->graph = 0;
   }
-  batch->iteration = state->iteration;
   fold(state, (static_cast<uint64_t>(batch->graph) << 32) | batch->iteration);
   batch->hash = state->hash;
-  if (!batch->stop) {
-    /* The begin event is triggered once per run of its graph (publish), so its counter counts the runs. Relaxed: only
-     * batch steps write it, and this one comes after all others (claim_batch_step). */
-    const mpk_graph* graph = &rank->graphs[batch->graph];
-    const uint64_t begun = platform::load<platform::Scope::kDevice>(event_counter(graph, MPK_EVENT_BEGIN), platform::kRelaxed);
-    const uint64_t epoch = begun / graph->events[MPK_EVENT_BEGIN].num_triggers + 1;
-    /* All ranks end here together: iterations and epochs are part of the state. */
-    if (epoch > MPK_LAST_ITERATION || batch->iteration > MPK_LAST_ITERATION) return MPK_ABORT_ITERATIONS;
-    batch->epoch = static_cast<uint32_t>(epoch);
-    /* Relaxed: see claim_batch_step. */
-    platform::store<platform::Scope::kDevice>(&state->expected, state->expected + counted_tasks(graph), platform::kRelaxed);
-  }
+  if (batch->stop) return MPK_OK;
+  /* The begin event is triggered once per run of its graph (publish), so its counter counts the runs. Relaxed: only
+   * batch steps write it, and this one comes after all others (claim_batch_step). */
+  const mpk_graph* graph = &rank->graphs[batch->graph];
+  const uint64_t begun = platform::load<platform::Scope::kDevice>(event_counter(graph, MPK_EVENT_BEGIN), platform::kRelaxed);
+  const uint64_t epoch = begun / graph->events[MPK_EVENT_BEGIN].num_triggers + 1;
+  /* All ranks end here together: iterations and epochs are part of the state. */
+  if (epoch > MPK_LAST_ITERATION || batch->iteration > MPK_LAST_ITERATION) return MPK_ABORT_ITERATIONS;
+  batch->epoch = static_cast<uint32_t>(epoch);
+  /* Relaxed: see claim_batch_step. */
+  platform::store<platform::Scope::kDevice>(&state->expected, state->expected + counted_tasks(graph), platform::kRelaxed);
   return MPK_OK;
+}
+
+/* Prepares the next iteration in mpk_batch; the caller publishes it. All threads of the team call this, and all get the same result:
+ * MPK_OK or an abort code. `status` belongs to the leader, or is NULL. */
+template <typename Team>
+MPK_DEVICE int batch_step(const Team& team, const mpk_rank* rank, uint64_t now_ns, mpk_status* status) {
+  const bool leads = team.member() == 0;
+  int code = MPK_OK;
+  if (leads) account_time(rank, now_ns);
+  if (rank->batch_config->generate) {
+    Decision decision = {0, 0};
+    if (leads) code = await_decision(rank, status, false, &decision);
+    const bool decided = team.from_leader(code) == MPK_OK;
+    team.sync(); /* what the leader acquired comes before what the others read */
+    const bool steady = decided && is_steady(team, rank, team.from_leader(decision.entries));
+    const uint64_t digest = steady ? steady_step(team, rank) : 0;
+    team.sync(); /* the leader rewrites what the others have read, and publishes what they have written */
+    if (leads) code = steady ? end_steady_step(rank, digest) : change_batch(rank, code, decision, status);
+#ifdef MPK_DEBUG_CHECKS
+    if (leads && code == MPK_OK && !pages_consistent(rank)) code = MPK_ABORT_KERNEL;
+#endif
+  }
+  if (leads && code == MPK_OK) code = number_iteration(rank);
+  return team.from_leader(code);
 }
 
 /* Sets up the state before the first batch step of the first launch; later launches continue with it. Returns
@@ -436,12 +438,14 @@ MPK_DEVICE bool claim_batch_step(const mpk_rank* rank, uint32_t ended) {
   return open == ended && platform::compare_exchange<platform::Scope::kDevice>(&state->open, &open, 0u, platform::kAcquire);
 }
 
-/* The current iteration has ended, and the caller has claimed its end. Computes the next batch and publishes it, then hands
- * out the results of the iteration that ended. Calls `published()` between the two. */
-template <typename Published>
-MPK_DEVICE int next_iteration(const mpk_rank* rank, mpk_status* status, const Published& published) {
+/* The current iteration has ended, and the team's leader has claimed its end. Computes the next batch and publishes it, then hands
+ * out the results of the iteration that ended. The leader calls `published()` between the two. All threads of the team call this, and
+ * all get the same result. */
+template <typename Team, typename Published>
+MPK_DEVICE int next_iteration(const Team& team, const mpk_rank* rank, mpk_status* status, const Published& published) {
   const uint64_t began_ns = platform::clock_ns();
-  const int code = batch_step(rank, began_ns, status);
+  const int code = batch_step(team, rank, began_ns, status);
+  if (team.member() != 0) return code;
   if (code == MPK_OK) publish(rank);
   else abort_broadcast(rank, static_cast<uint32_t>(code));
   published();
@@ -457,7 +461,7 @@ MPK_DEVICE int next_iteration(const mpk_rank* rank, mpk_status* status, const Pu
   return code;
 }
 MPK_DEVICE int next_iteration(const mpk_rank* rank, mpk_status* status) {
-  return next_iteration(rank, status, [] {});
+  return next_iteration(platform::OneThread(), rank, status, [] {});
 }
 
 }  // namespace mpk

@@ -106,7 +106,10 @@ MPK_DEVICE int admit(const mpk_rank* rank) {
     }
     uint32_t slot = 0;
     while (slot < config->max_batch && arrays.slots[slot].request != kNone) ++slot;
-    if (slot == config->max_batch) return MPK_OK;
+    if (slot == config->max_batch) {
+      state->held_up = state->changes + 1; /* a slot becomes free together with its pages */
+      return MPK_OK;
+    }
     /* On demand: the pages that the next token needs, and one spare page for each running request, so that they do
      * not take these pages back at once. */
     const uint32_t known = prompt + record.generated;

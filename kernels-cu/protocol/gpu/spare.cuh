@@ -41,8 +41,8 @@ __device__ __noinline__ void report_end(const mpk_rank* rank) {
               event_count(graph, MPK_EVENT_END));
 }
 
-/* Brings what the batch step reads into the L1 cache, by a whole warp at once. The step is one thread with dependent
- * loads, and an iteration's weights have passed through the caches since it last ran. So each sector that the step must
+/* Brings what the batch step reads into the L1 cache, by a whole warp at once. The step has dependent loads, most of them in
+ * one thread, and an iteration's weights have passed through the caches since it last ran. So each sector that the step must
  * fetch itself costs a round trip to the L2 cache. This is only a hint: the values that the lanes read are not used, and
  * an acquire in the step drops the sectors. The sectors are assigned to lanes once, because the addresses do not change.
  * What does not fit is left out. */
@@ -123,27 +123,21 @@ __device__ inline int await_end(const mpk_rank* rank, bool relay) {
   }
 }
 
-/* Static placement: runs the first batch step, and one after each iteration. Only the first lane runs batch steps. It
- * knows what it has published and how many tasks must be done before the next step, so it polls one word. The other lanes
- * help it fetch its data. */
+/* Static placement: runs the first batch step, and one after each iteration. The first lane leads. It knows what it has
+ * published and how many tasks must be done before the next step, so it polls one word. */
 __device__ inline int batch_loop(const mpk_rank* rank, uint32_t lane, bool relay) {
-  constexpr uint32_t kAll = 0xFFFFFFFFu;
+  const platform::Team team{};
   const BatchLines lines(rank, lane);
   for (;;) {
-    int code = MPK_OK;
-    bool goes_on = true;
     lines.fetch();
-    __syncwarp();
-    if (lane == 0) {
-      code = next_iteration(rank, nullptr, [] { poke(shared_state().published, peek(shared_state().published) + 1); });
-      goes_on = code == MPK_OK && !rank->batch->stop;
-      if (goes_on) {
-        code = await_end(rank, relay);
-        goes_on = code == MPK_OK;
-      }
+    int code = next_iteration(team, rank, nullptr, [] { poke(shared_state().published, peek(shared_state().published) + 1); });
+    bool goes_on = code == MPK_OK;
+    if (lane == 0 && goes_on) {
+      goes_on = !rank->batch->stop;
+      if (goes_on) code = await_end(rank, relay);
     }
-    __syncwarp(); /* the other lanes read what the first lane has acquired */
-    if (!__shfl_sync(kAll, goes_on, 0)) return __shfl_sync(kAll, code, 0);
+    code = team.from_leader(code);
+    if (team.from_leader(static_cast<int>(goes_on)) == 0 || code != MPK_OK) return code;
   }
 }
 

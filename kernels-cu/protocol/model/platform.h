@@ -14,6 +14,8 @@
 #define MPK_DEVICE inline
 #define MPK_DEVICE_COLD static __attribute__((noinline, unused))
 
+#include "platform/one_thread.h"
+
 /* Each use of an order knows its place in the source. */
 #define kRelaxed order_at(::mpk::model::Kind::kRelaxed, __FILE__, __LINE__)
 #define kAcquire order_at(::mpk::model::Kind::kAcquire, __FILE__, __LINE__)
@@ -57,16 +59,7 @@ inline bool compare_exchange(T* address, T* expected, T desired, Order order) {
   return done;
 }
 
-struct Team {
-  static constexpr uint32_t kSize = 1;
-  uint32_t member() const { return 0; }
-  template <typename T>
-  T from_leader(T value) const {
-    return value;
-  }
-  uint32_t vote(bool yes) const { return yes; }
-  void sync() const {}
-};
+using Team = OneThread;
 
 constexpr uint32_t kStepsBetweenPolls = 1;
 

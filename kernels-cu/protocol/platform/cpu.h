@@ -19,6 +19,8 @@
 /* Not urgent: kept out of line. */
 #define MPK_DEVICE_COLD static __attribute__((noinline, cold, unused))
 
+#include "platform/one_thread.h"
+
 namespace mpk {
 namespace platform {
 
@@ -76,20 +78,8 @@ inline bool compare_exchange(T* address, T* expected, T desired, Order order) {
   return __atomic_compare_exchange_n(address, expected, desired, false, order, __ATOMIC_RELAXED);
 }
 
-/* The threads that run a scheduler together, and call its functions together. Here it is one thread. */
-struct Team {
-  static constexpr uint32_t kSize = 1;
-  uint32_t member() const { return 0; }
-  /* The leader's value, for all. */
-  template <typename T>
-  T from_leader(T value) const {
-    return value;
-  }
-  /* Bit i: the vote of member i. */
-  uint32_t vote(bool yes) const { return yes; }
-  /* A barrier: after it, all members see what any of them wrote before it. */
-  void sync() const {}
-};
+/* The threads that run a scheduler or a batch step together. */
+using Team = OneThread;
 
 /* A loop of dynamic placement checks the abort word and the clock once per this many steps without work. */
 constexpr uint32_t kStepsBetweenPolls = 1;

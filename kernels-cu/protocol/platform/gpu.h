@@ -30,6 +30,8 @@
 #define MPK_DEVICE __device__ inline
 #define MPK_DEVICE_COLD static __device__ __noinline__
 
+#include "platform/one_thread.h"
+
 namespace mpk {
 namespace platform {
 
@@ -160,7 +162,7 @@ __device__ inline bool compare_exchange(T* address, T* expected, T desired, Orde
   return false;
 }
 
-/* As in cpu.h: a warp. */
+/* As OneThread, but a warp. */
 struct Team {
   static constexpr uint32_t kSize = 32;
   __device__ uint32_t member() const { return threadIdx.x % 32; }
@@ -169,6 +171,12 @@ struct Team {
     return __shfl_sync(0xFFFFFFFFu, value, 0);
   }
   __device__ uint32_t vote(bool yes) const { return __ballot_sync(0xFFFFFFFFu, yes); }
+  __device__ uint64_t sum(uint64_t value) const {
+    unsigned long long all = value;
+#pragma unroll
+    for (uint32_t distance = 16; distance != 0; distance /= 2) all += __shfl_xor_sync(0xFFFFFFFFu, all, distance);
+    return all;
+  }
   __device__ void sync() const { __syncwarp(); }
 };
 

@@ -8,7 +8,7 @@ int main() {
   const char* wanted = std::getenv("MPK_BATCH_SCENARIOS");
   const uint64_t seeds = wanted != nullptr ? std::strtoull(wanted, nullptr, 10) : 1500;
   uint64_t iterations = 0, chunked = 0, finishes[4] = {}, preemptions = 0, guesses = 0, wrong = 0, reused = 0;
-  uint64_t hits = 0, again = 0, evictions = 0, joined = 0;
+  uint64_t hits = 0, again = 0, evictions = 0, joined = 0, steady = 0;
   for (uint64_t seed = 1; seed <= seeds; ++seed) {
     Scenario scenario = random_scenario(seed);
     Expected expected = simulate(scenario);
@@ -17,6 +17,9 @@ int main() {
     const Driven first = drive(scenario, expected, false), second = drive(scenario, expected, true);
     CHECK(first.hashes == second.hashes && alone.hashes.size() == first.hashes.size(), "the batch step is not a pure function");
     for (size_t i = 1; i < first.hashes.size(); ++i) CHECK(first.hashes[i] != first.hashes[i - 1], "the hash stands still");
+    /* A step of a team starts threads: some scenarios only. */
+    if (seed % 50 == 0) CHECK(drive(scenario, expected, true, true).hashes == first.hashes, "a team computes other batches");
+    steady += first.steady;
     iterations += expected.steps.size();
     for (const auto& step : expected.steps) {
       for (const auto& [_, share] : step.slots) chunked += share.first != 0 && share.first < scenario.prompts[share.request].size();
@@ -35,6 +38,7 @@ int main() {
   CHECK(preemptions > 100 && guesses > 1000 && wrong > 100 && reused > 1000, "%lu preemptions, %lu guesses, %lu wrong ones, %lu numbers used again", preemptions, guesses, wrong, reused);
   CHECK(again > 500 && evictions > 1000 && joined > 100, "%lu requests found something, %lu pages given up, %lu computed twice at once", again, evictions, joined);
   CHECK(finishes[MPK_RUNNING] == 0, "a request never ended");
-  std::printf("batch step: ok, %lu scenarios, %lu iterations, %lu preemptions, %lu guesses; prefix cache: %lu requests found %lu tokens, %lu pages computed twice at once, %lu given up\n",
-              seeds, iterations, preemptions, guesses, again, hits, joined, evictions);
+  CHECK(steady > iterations / 10, "%lu of %lu iterations are steady", steady, iterations);
+  std::printf("batch step: ok, %lu scenarios, %lu iterations (%lu steady), %lu preemptions, %lu guesses; prefix cache: %lu requests found %lu tokens, %lu pages computed twice at once, %lu given up\n",
+              seeds, iterations, steady, preemptions, guesses, again, hits, joined, evictions);
 }

@@ -138,12 +138,12 @@ void entries_come_at_any_time() {
     mpk::batch_state(&one.rank)->next_admission = before;
     one.admissions[before % 4] = {MPK_ADMIT, 0};
     __atomic_store_n(&one.num_admissions, before, __ATOMIC_RELEASE);
-    std::thread step([&] { CHECK(mpk::compose(&one.rank, nullptr) == MPK_OK, "compose"); });
+    std::thread step([&] { CHECK(mpk::batch_step(mpk::platform::OneThread(), &one.rank, 0, nullptr) == MPK_OK, "the batch step"); });
     std::this_thread::sleep_for(std::chrono::microseconds(50 + trial * 7));
     __atomic_store_n(&one.num_admissions, (before + 1) & MPK_ENTRY_COUNT_MASK, __ATOMIC_RELEASE);
     mpk_cpu_wake(&one.num_admissions);
     step.join();
-    CHECK(mpk::batch_state(&one.rank)->iteration == 5 && one.batch.num_rows == 1, "trial %u: iteration %u, %u rows", trial,
+    CHECK(mpk::batch_state(&one.rank)->iteration == 6 && one.batch.num_rows == 1, "trial %u: iteration %u, %u rows", trial,
           mpk::batch_state(&one.rank)->iteration, one.batch.num_rows);
   }
 }
@@ -155,16 +155,32 @@ void numbers_do_not_wrap() {
   one.config.fixed_iterations = UINT32_MAX;
   CHECK(mpk::batch_begin(&one.rank) == MPK_OK, "begin");
   mpk::batch_state(&one.rank)->iteration = MPK_LAST_ITERATION - 1;
-  CHECK(mpk::batch_step(&one.rank, 0, nullptr) == MPK_OK && one.batch.iteration == MPK_LAST_ITERATION && one.batch.epoch == 1, "the last iteration");
-  CHECK(mpk::batch_step(&one.rank, 0, nullptr) == MPK_ABORT_ITERATIONS, "an iteration after the last");
+  CHECK(mpk::batch_step(mpk::platform::OneThread(), &one.rank, 0, nullptr) == MPK_OK && one.batch.iteration == MPK_LAST_ITERATION && one.batch.epoch == 1, "the last iteration");
+  CHECK(mpk::batch_step(mpk::platform::OneThread(), &one.rank, 0, nullptr) == MPK_ABORT_ITERATIONS, "an iteration after the last");
   mpk::batch_state(&one.rank)->iteration = 7;
   one.counters[MPK_EVENT_BEGIN * MPK_COUNTER_STRIDE] = MPK_LAST_ITERATION - 1;
-  CHECK(mpk::batch_step(&one.rank, 0, nullptr) == MPK_OK && one.batch.epoch == MPK_LAST_ITERATION, "the last epoch");
+  CHECK(mpk::batch_step(mpk::platform::OneThread(), &one.rank, 0, nullptr) == MPK_OK && one.batch.epoch == MPK_LAST_ITERATION, "the last epoch");
   one.counters[MPK_EVENT_BEGIN * MPK_COUNTER_STRIDE] = MPK_LAST_ITERATION;
-  CHECK(mpk::batch_step(&one.rank, 0, nullptr) == MPK_ABORT_ITERATIONS, "an epoch after the last");
+  CHECK(mpk::batch_step(mpk::platform::OneThread(), &one.rank, 0, nullptr) == MPK_ABORT_ITERATIONS, "an epoch after the last");
   one.config.fixed_iterations = MPK_LAST_ITERATION;
   mpk::batch_state(&one.rank)->iteration = MPK_LAST_ITERATION;
-  CHECK(mpk::batch_step(&one.rank, 0, nullptr) == MPK_OK && one.batch.stop == 1, "a stop after the last iteration");
+  CHECK(mpk::batch_step(mpk::platform::OneThread(), &one.rank, 0, nullptr) == MPK_OK && one.batch.stop == 1, "a stop after the last iteration");
+}
+
+/* Ranks compare hashes of their state. So a steady step has another hash where only a token differs. */
+void hash_depends_on_tokens() {
+  uint64_t hashes[2];
+  for (int32_t token : {0, 1}) {
+    OneRequest one(1);
+    one.request.max_new_tokens = 3;
+    one.num_admissions = 1;
+    CHECK(mpk_cpu_begin(&one.rank) == MPK_OK && one.batch.num_rows == 1, "begin");
+    one.batch.next_token[0] = token;
+    CHECK(mpk::is_steady(mpk::platform::OneThread(), &one.rank, 1), "the step is not steady");
+    CHECK(mpk::batch_step(mpk::platform::OneThread(), &one.rank, 0, nullptr) == MPK_OK, "step");
+    hashes[token] = one.batch.hash;
+  }
+  CHECK(hashes[0] != hashes[1], "the hash does not depend on the token");
 }
 
 }  // namespace
@@ -174,5 +190,6 @@ int main() {
   missing_decision_is_bounded();
   entries_come_at_any_time();
   numbers_do_not_wrap();
+  hash_depends_on_tokens();
   std::printf("batch step at its edges: ok\n");
 }

@@ -15,6 +15,7 @@ struct ThreadTeam {
     std::barrier<> barrier{kSize};
     uint64_t value[kTurns] = {};       /* the leader's value in the low half, valid if the turn's number + 1 is in the high half */
     uint32_t said[kTurns][kSize] = {}; /* likewise a member's vote in the lowest bit, and the turn's number + 1 above it */
+    uint64_t part[kTurns][kSize] = {}; /* as `value`, a member's half of its value */
   };
 
   Meeting* meeting;
@@ -41,6 +42,20 @@ struct ThreadTeam {
       mask |= (seen & 1) << i;
     }
     return mask;
+  }
+  uint64_t sum(uint64_t value) const { return sum_of_halves(static_cast<uint32_t>(value)) + (sum_of_halves(static_cast<uint32_t>(value >> 32)) << 32); }
+
+ private:
+  uint64_t sum_of_halves(uint32_t half) const {
+    uint64_t* const words = meeting->part[turn++ % kTurns];
+    __atomic_store_n(&words[self], static_cast<uint64_t>(turn) << 32 | half, __ATOMIC_RELAXED);
+    uint64_t all = 0;
+    for (uint32_t i = 0; i < kSize; ++i) {
+      uint64_t seen;
+      while ((seen = __atomic_load_n(&words[i], __ATOMIC_RELAXED)) >> 32 != turn) std::this_thread::yield();
+      all += static_cast<uint32_t>(seen);
+    }
+    return all;
   }
 };
 

@@ -8,6 +8,7 @@
 
 #include "batch_step.h"
 #include "pages_check.h"
+#include "thread_team.h"
 
 namespace batch_test {
 
@@ -38,9 +39,20 @@ std::vector<uint64_t> history_of(const std::vector<int32_t>& prompt, const std::
   return history;
 }
 
+/* The batch step by a team of threads. */
+int step_of_team(const mpk_rank* rank, uint64_t now) {
+  ThreadTeam::Meeting meeting;
+  int codes[ThreadTeam::kSize] = {};
+  std::vector<std::thread> threads;
+  for (uint32_t i = 0; i < ThreadTeam::kSize; ++i) threads.emplace_back([&, i] { codes[i] = mpk::batch_step(ThreadTeam{&meeting, i}, rank, now, nullptr); });
+  for (std::thread& thread : threads) thread.join();
+  CHECK(std::count(codes, codes + ThreadTeam::kSize, codes[0]) == ThreadTeam::kSize, "the team's results differ");
+  return codes[0];
+}
+
 }  // namespace
 
-Driven drive(const Scenario& scenario, const Expected& expected, bool early) {
+Driven drive(const Scenario& scenario, const Expected& expected, bool early, bool team) {
   const uint32_t count = static_cast<uint32_t>(scenario.prompts.size());
   uint32_t table = 1, most_samples = scenario.max_batch, max_rows = 0;
   for (uint32_t number : scenario.number) table = std::max(table, number + 1);
@@ -208,7 +220,9 @@ Driven drive(const Scenario& scenario, const Expected& expected, bool early) {
     num_admissions = written;
     /* As next_iteration does after it has published an iteration; otherwise as in the first batch step of a launch. */
     if (early) CHECK(mpk::decide(&rank), "decide");
-    CHECK(mpk::batch_step(&rank, now, nullptr) == MPK_OK, "step %zu", i);
+    const bool steady = i != 0 && mpk::is_steady(mpk::platform::OneThread(), &rank, written);
+    CHECK((team ? step_of_team(&rank, now) : mpk::batch_step(mpk::platform::OneThread(), &rank, now, nullptr)) == MPK_OK, "step %zu", i);
+    driven.steady += steady;
     CHECK(mpk::pages_consistent(&rank), "pages after step %zu", i);
     mpk::publish(&rank);
     /* The next iteration's tasks may overwrite these before the host gets the results. */
