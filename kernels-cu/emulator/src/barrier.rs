@@ -1,6 +1,7 @@
 //! A block: its shared memory, its barriers, and the bulk copies in flight to it.
 
 use crate::memory::{Bytes, Global};
+use crate::program::SHARED_WINDOW;
 use std::collections::HashSet;
 
 /// Contents of shared memory before it is written: NaN in every float type.
@@ -31,6 +32,28 @@ pub(crate) struct BulkCopy {
     pub barrier: u64,
 }
 
+/// A copy of at most 16 bytes that a lane has started.
+#[derive(Debug)]
+pub(crate) struct LaneCopy {
+    pub lane: usize,
+    pub group: u32,
+    pub to: u64,
+    pub from: u64,
+    pub bytes: u64,
+    /// Number of these bytes that are read; the others become 0.
+    pub read: u64,
+}
+
+/// Copies of a lane in flight that will arrive at a barrier.
+#[derive(Debug)]
+pub(crate) struct Arrival {
+    /// When they complete, in the emulator's time.
+    pub due: u64,
+    pub warp: u32,
+    pub copies: Vec<LaneCopy>,
+    pub barrier: u64,
+}
+
 #[derive(Debug)]
 pub(crate) struct Block {
     pub index: u32,
@@ -40,6 +63,7 @@ pub(crate) struct Block {
     /// Addresses of the initialised mbarriers.
     pub mbarriers: HashSet<u64>,
     pub copies: Vec<BulkCopy>,
+    pub arrivals: Vec<Arrival>,
 }
 
 impl Block {
@@ -51,6 +75,7 @@ impl Block {
             named: [Named::default(); 16],
             mbarriers: HashSet::new(),
             copies: Vec::new(),
+            arrivals: Vec::new(),
         }
     }
 
@@ -176,6 +201,31 @@ impl Block {
                 state.bytes -= copy.bytes as i64;
                 Ok(())
             })?;
+        }
+        let (done, left): (Vec<Arrival>, _) =
+            std::mem::take(&mut self.arrivals).into_iter().partition(|a| a.due <= now);
+        self.arrivals = left;
+        for arrival in done {
+            arrival.copies.iter().try_for_each(|copy| self.copy_of_lane(copy, global))?;
+            self.mbarrier_change(arrival.barrier, |state| state.arrive(1))?;
+        }
+        Ok(())
+    }
+
+    /// Completes a lane's copy.
+    pub(crate) fn copy_of_lane(&mut self, copy: &LaneCopy, global: &mut Global) -> Result<(), String> {
+        if copy.read > copy.bytes {
+            return Err(format!("copy of {} bytes that reads {}", copy.bytes, copy.read));
+        }
+        let to = self.shared.at(copy.to & (SHARED_WINDOW - 1), copy.bytes).ok_or_else(|| {
+            format!("copy of {} bytes to {:#x}: outside shared memory", copy.bytes, copy.to)
+        })?;
+        // SAFETY: checked.
+        unsafe { std::ptr::write_bytes(to, 0, copy.bytes as usize) };
+        if copy.read > 0 {
+            let from = global.at(copy.from, copy.read)?;
+            // SAFETY: both are checked; no host allocation overlaps a block's shared memory.
+            unsafe { std::ptr::copy_nonoverlapping(from, to, copy.read as usize) };
         }
         Ok(())
     }

@@ -1,12 +1,11 @@
 //! Executes one instruction for a group of lanes: control flow and memory. Computation is in `arithmetic`.
 
 use crate::arithmetic;
-use crate::barrier::Block;
-use crate::barrier::BulkCopy;
+use crate::barrier::{Arrival, Block, BulkCopy, LaneCopy};
 use crate::instruction::{Atomic, Instruction, Mbarrier, NONE, Next, Op, Space, Two, Ty};
 use crate::program::{Program, SHARED_WINDOW};
 use crate::registers::LANES;
-use crate::state::{Context, LaneCopy, Warp, lanes};
+use crate::state::{Context, Warp, lanes};
 use crate::together;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -122,6 +121,7 @@ pub(crate) fn execute(c: &mut Context<'_>, i: &Instruction, pc: u32, mask: u32, 
         }
         Op::CopyCommit => lanes(mask).for_each(|lane| c.warp.copy_groups[lane] += 1),
         Op::CopyWait => copy_wait(c, mask, i.immediate)?,
+        Op::CopyArrive => copy_arrive(c, i, mask)?,
         Op::BulkCopy => bulk_copy(c, i, mask)?,
         Op::Sleep => {
             let times = r.all::<u32>(i.a);
@@ -417,17 +417,33 @@ fn copy_wait(c: &mut Context<'_>, mask: u32, groups: i64) -> Result<()> {
             c.warp.copies.push(copy);
             continue;
         }
-        let to = c.pointer(Space::Shared, copy.to & (SHARED_WINDOW - 1), copy.bytes, copy.lane)?;
-        // SAFETY: checked.
-        unsafe { std::ptr::write_bytes(to, 0, copy.bytes as usize) };
-        if copy.read > copy.bytes {
-            return Err(format!("copy of {} bytes that reads {}", copy.bytes, copy.read));
+        c.block.copy_of_lane(&copy, &mut c.system.global)?;
+    }
+    // Also those that will arrive at a barrier. They may complete before their arrival.
+    let mut arrivals = std::mem::take(&mut c.block.arrivals);
+    for arrival in arrivals.iter_mut().filter(|arrival| arrival.warp == c.warp.number) {
+        for copy in arrival.copies.extract_if(.., |copy| mask >> copy.lane & 1 != 0) {
+            c.block.copy_of_lane(&copy, &mut c.system.global)?;
         }
-        if copy.read > 0 {
-            let from = c.system.global.at(copy.from, copy.read)?;
-            // SAFETY: both are checked; no host allocation overlaps a block's shared memory.
-            unsafe { std::ptr::copy_nonoverlapping(from, to, copy.read as usize) };
-        }
+    }
+    c.block.arrivals = arrivals;
+    Ok(())
+}
+
+/// Lets the copies that the lanes have started arrive at a barrier, after their earlier arrivals at other barriers.
+fn copy_arrive(c: &mut Context<'_>, i: &Instruction, mask: u32) -> Result<()> {
+    let barrier = c.warp.registers.numbers(i.a);
+    for lane in lanes(mask) {
+        let barrier = barrier[lane] & (SHARED_WINDOW - 1);
+        c.block.mbarrier_change(barrier, |state| {
+            state.pending += i.immediate as u32;
+            Ok(())
+        })?;
+        let drawn = c.system.clock + u64::from(c.system.random() % 1000);
+        let (warp, earlier) = (c.warp.number, c.block.arrivals.iter());
+        let due = earlier.filter(|a| a.warp == warp).map(|a| a.due).fold(drawn, u64::max);
+        let copies = c.warp.copies.extract_if(.., |copy| copy.lane == lane).collect();
+        c.block.arrivals.push(Arrival { due, warp, copies, barrier });
     }
     Ok(())
 }

@@ -268,6 +268,8 @@ pub(crate) enum Op {
     Copy,
     CopyCommit,
     CopyWait,
+    /// An arrival at barrier a after the lane's copies; `immediate`: number of arrivals by which its phase grows.
+    CopyArrive,
     /// Bulk copy: to d, from a, b bytes, barrier c.
     BulkCopy,
     Sleep,

@@ -180,9 +180,8 @@ impl Launch {
                     self.system.clock += u64::from(executed / 8) + 1;
                 }
                 block.copy(self.system.clock, &mut self.system.global)?;
-                for copy in &block.copies {
-                    next_wake = next_wake.min(copy.due);
-                }
+                let due = block.copies.iter().map(|c| c.due).chain(block.arrivals.iter().map(|a| a.due));
+                next_wake = due.fold(next_wake, u64::min);
             }
             self.executed += u64::from(ran);
             if left == 0 {

@@ -1,6 +1,6 @@
 //! What instructions work on: a warp with its registers, its block, and what all blocks share.
 
-use crate::barrier::Block;
+use crate::barrier::{Block, LaneCopy};
 use crate::instruction::{Instruction, NONE, Space};
 use crate::memory::{Bytes, Global};
 use crate::program::{LOCAL_WINDOW, Program, SHARED_WINDOW};
@@ -37,18 +37,6 @@ impl System {
     pub(crate) fn time(&self, global: bool) -> u64 {
         if global { self.epoch + self.clock } else { self.clock }
     }
-}
-
-/// A copy of at most 16 bytes that a lane has started.
-#[derive(Debug)]
-pub(crate) struct LaneCopy {
-    pub lane: usize,
-    pub group: u32,
-    pub to: u64,
-    pub from: u64,
-    pub bytes: u64,
-    /// Number of these bytes that are read; the others become 0.
-    pub read: u64,
 }
 
 #[derive(Debug)]

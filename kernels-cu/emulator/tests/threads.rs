@@ -127,6 +127,32 @@ fn copies_of_threads_are_waited_for() {
     assert_eq!(with("cp.async.wait_group 1;"), [u32::MAX; 32]);
 }
 
+/// Copies that the lanes of a warp have started arrive at a barrier, whether its count includes their arrivals or not.
+#[test]
+fn copies_of_threads_arrive_at_a_barrier() {
+    for (arrivals, form, own) in
+        [("32", ".noinc", ""), ("1", "", "@!%p1 mbarrier.arrive.shared.b64 %rd21, [%r5];")]
+    {
+        let body = |wait: &str| {
+            format!(
+                "mov.u64 %rd20, room; cvt.u32.u64 %r5, %rd20; shl.b32 %r6, %r0, 4; add.u32 %r7, %r5, %r6; add.u32 %r7, %r7, 16;\n\
+                 setp.ne.u32 %p1, %r0, 0; @%p1 bra $ready; mbarrier.init.shared.b64 [%r5], {arrivals}; $ready: bar.sync 0;\n\
+                 mul.wide.u32 %rd5, %r0, 16; add.s64 %rd6, %rd0, %rd5; cp.async.cg.shared.global [%r7],[%rd6],16;\n\
+                 cp.async.mbarrier.arrive{form}.shared.b64 [%r5]; bar.warp.sync -1; {own}\n\
+                 $wait: {wait} ld.shared.u32 %r3, [%r7];\n{WRITE}"
+            )
+        };
+        let input: Vec<u32> = (0..128).collect();
+        let with =
+            |wait: &str, seed| run_seeded(program("", &body(wait)), 1, 32, &input, 32, seed).expect("a run");
+        let wait = "mbarrier.try_wait.parity.shared.b64 %p2,[%r5],0; @!%p2 bra $wait;";
+        let all: Vec<u32> = (0..32).map(|i| i * 4).collect();
+        assert!((1..20).all(|seed| with(wait, seed) == all), "{form}");
+        assert!((1..20).any(|seed| with("", seed).contains(&u32::MAX)), "{form}");
+        assert!((1..20).all(|seed| with("cp.async.wait_all;", seed) == all), "{form}");
+    }
+}
+
 #[test]
 fn atomics_of_all_blocks_add_up() {
     let body = "atom.relaxed.sys.global.add.u32 %r3,[%rd1],2; atom.acq_rel.gpu.global.cas.b32 %r4,[%rd1+4],2779096485,6;";

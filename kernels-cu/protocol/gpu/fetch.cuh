@@ -8,6 +8,11 @@
 namespace mpk {
 namespace gpu {
 
+/* After the slot has been published: brings inputs that bulk copies cannot bring, if the task has any. Until then the next task's
+ * descriptor is not fetched, which costs little, since such tasks are long. The slot stays as it is, because the loader does not
+ * release it before. Returns false if the compute warps have left. */
+__device__ __forceinline__ bool bring(const TaskSlot& slot) { return slot.task.code == MPK_NO_CODE || bring_code(slot.task.code, slot); }
+
 __device__ inline void stop_block(SlotWriter& writer) {
   if (!writer.acquire()) return;
   writer.fill_stop();
@@ -77,7 +82,9 @@ __device__ inline void fetch_static(const mpk_rank* rank, uint32_t worker, uint3
     for (uint32_t i = list.first; i < list.last; ++i) {
       if (!writer.acquire()) return;
       writer.fill(iteration, next, i + 1 == list.last ? list.last - list.first : 0);
+      const TaskSlot& filled = writer.slot();
       writer.publish();
+      if (!bring(filled)) return;
       const uint32_t after = i + 1 == list.last ? list.first : i + 1, place = (after - list.first) & 31;
       if (after == list.first) ahead = list.head;
       else if (place == 0 && after + lane < list.last) ahead = tasks[after + lane];
@@ -143,7 +150,9 @@ __device__ inline bool run_list(const mpk_rank* rank, SlotWriter& writer, Fetche
   for (uint32_t i = first; i < last; ++i) {
     if (!writer.acquire()) return false;
     writer.fill(iteration, graph->worker_tasks[i], i + 1 == last ? last - first : 0);
+    const TaskSlot& filled = writer.slot();
     writer.publish();
+    if (!bring(filled)) return false;
   }
   return true;
 }
@@ -260,8 +269,10 @@ __device__ inline void fetch_dynamic(const mpk_rank* rank, uint32_t worker, uint
     }
     idle.reset();
     held.reset();
+    const TaskSlot& filled = writer.slot();
     writer.publish();
     if (from != nullptr) queue_take(from); /* last, because the compute warps wait for the slot */
+    if (!bring(filled)) return;
   }
 }
 

@@ -49,6 +49,16 @@ __device__ __forceinline__ bool mbarrier_look(uint32_t address, uint32_t parity)
 }
 __device__ __forceinline__ bool mbarrier_look(uint64_t* barrier, uint32_t parity) { return mbarrier_look(shared_address(barrier), parity); }
 
+/* Words in shared memory with which a warp publishes data to another warp of the block. */
+__device__ __forceinline__ uint32_t load_acquire(const uint32_t& word) {
+  uint32_t value;
+  asm volatile("ld.acquire.cta.shared.u32 %0,[%1];" : "=r"(value) : "r"(shared_address(&word)) : "memory");
+  return value;
+}
+__device__ __forceinline__ void store_release(uint32_t& word, uint32_t value) {
+  asm volatile("st.release.cta.shared.u32 [%0],%1;" ::"r"(shared_address(&word)), "r"(value) : "memory");
+}
+
 #if __CUDA_ARCH__ >= 900
 /* One arrival, and `bytes` further bytes that bulk copies will bring. */
 __device__ __forceinline__ void mbarrier_arrive_expect(uint32_t address, uint32_t bytes) {

@@ -6,12 +6,13 @@
  *   struct Example : mpk::gpu::TaskCode {
  *     static __device__ int run(mpk::gpu::Context& context);   // all kComputeThreads threads
  *     static __device__ bool load(mpk::gpu::Loader& loader);   // the loader and the prefetch warp; only where weights are streamed
+ *     static __device__ bool bring(const mpk::gpu::TaskSlot& slot);   // all lanes of the fetch warp; only if `load` lends it the ring
  *     static __device__ bool ready(...);                       // the fetch warp; only where flagged words are read
  *   };
  *
  * - `run` calls `wait_inputs` exactly once, before it reads anything that another task writes or writes anything.
  *   Constant operands may be read before.
- * - `run` takes exactly the stages that `load` streams, all of them, in every warp.
+ * - `run` takes exactly the stages that `load` streams or `bring` brings, all of them, in every warp.
  * - Threads leave `run` together. Who meets an error calls `fail` and goes on to the next `sync` (or the end of `run`);
  *   `sync` gives all threads the same code, and if that is not MPK_OK all of them return it.
  * - Outputs need no barrier after them: the caller orders them before the task's trigger. */
@@ -103,6 +104,7 @@ class Context {
 /* What a task type has unless it says otherwise. */
 struct TaskCode {
   static __device__ bool load(Loader&) { return true; }
+  static __device__ bool bring(const TaskSlot&) { return true; }
   /* Whether all flagged words that the task reads have arrived; all lanes of the fetch warp call it and get the same. */
   static __device__ bool ready(const TaskSlot&, const mpk_rank*, uint32_t) { return true; }
 };

@@ -1,5 +1,5 @@
 /* The kernel: one block a worker, each warp in its role until the run has stopped. Included behind the jump tables
- * run_code, load_code and ready_code. */
+ * run_code, load_code, bring_code and ready_code. */
 #pragma once
 
 #include "gpu/compute.cuh"
@@ -37,6 +37,7 @@ extern "C" __global__ void __launch_bounds__(mpk::gpu::kBlockThreads, 1) mpk_per
     shared.left = 0;
     shared.next_slot = shared.next_stage = shared.next_place = {0, 0};
     shared.wide_begun = 0;
+    shared.lent_count = shared.returned_count = shared.bring_begun = shared.brought = 0;
     shared.peer_ns = shared.page_ns = 0;
     shared.streamed = 0;
     shared.ring_is_full = 0;

@@ -98,6 +98,24 @@ class Loader {
   /* Bytes that have been streamed in steps of a full batch; only where kCountsStreamed. */
   __device__ __forceinline__ uint64_t streamed() const { return bytes_; }
 
+  /* The loader lends the ring to the fetch warp, which brings what this task needs, and waits until the ring is returned. Returns
+   * false if the compute warps have left. */
+  __device__ __forceinline__ bool lend() {
+    Shared& shared = shared_state();
+    if (prefetches_) return true;
+    drain_stages();
+    used_ = in_flight_ = 0;
+    poke(shared.lent, place_);
+    const uint32_t count = peek(shared.lent_count) + 1;
+    store_release(shared.lent_count, count);
+    while (load_acquire(shared.returned_count) != count) {
+      if (peek(shared.left) != 0) return false;
+      __nanosleep(100);
+    }
+    place_ = oldest_ = peek(shared.lent);
+    return true;
+  }
+
   /* Waits until no copy is on its way: before the block ends. */
   __device__ void drain() {
     Shared& shared = shared_state();
@@ -111,6 +129,14 @@ class Loader {
       while (!mbarrier_test(&shared.place_full[wide_place_.index], wide_place_.parity)) {}
     }
 #endif
+    drain_stages();
+  }
+
+ private:
+  friend class WideLoader;
+
+  __device__ __forceinline__ void drain_stages() const {
+    Shared& shared = shared_state();
     RingPlace at = place_;
     for (uint32_t back = 0; back < used_; ++back) {
       if (at.index == 0) {
@@ -122,9 +148,6 @@ class Loader {
       while (!mbarrier_test(&shared.stage_full[at.index], at.parity)) {}
     }
   }
-
- private:
-  friend class WideLoader;
 
   /* Copies end by themselves: this wait needs no way out. */
   __device__ __forceinline__ void wait_for_oldest(Shared& shared) {

@@ -78,6 +78,11 @@ struct alignas(128) Shared {
   int32_t active_slot[kKeptActive], active_first_row[kKeptActive], active_num_rows[kKeptActive], active_context[kKeptActive];
   uint64_t ring_heads[kMostRanks]; /* the remote scheduler's own positions */
   TaskSlot slots[kSlots];
+  /* While the loader has lent the ring of stages to the fetch warp (warp_loader.cuh): the next stage, and how often the ring has
+   * been lent and returned. */
+  RingPlace lent;
+  uint32_t lent_count, returned_count;
+  uint32_t bring_begun, brought; /* number of lists that the compute warps have prepared for the fetch warp, and that it has finished */
 };
 
 constexpr uint32_t kSharedBytes = kStages * kStageBytes + kWorkBytes + static_cast<uint32_t>(sizeof(Shared));

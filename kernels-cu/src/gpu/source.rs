@@ -97,6 +97,7 @@ pub fn source(expressions: &[Expression], options: &CompileOptions) -> String {
     };
     table("int", "run_code", "Context& context", "run(context)", "MPK_ABORT_KERNEL");
     table("bool", "load_code", "Loader& loader", "load(loader)", "true");
+    table("bool", "bring_code", "const TaskSlot& slot", "bring(slot)", "true");
     table(
         "bool",
         "ready_code",
@@ -131,6 +132,7 @@ mod tests {
             "using Code1 = A<2>;\n",
             "MPK_DISPATCH int run_code(uint32_t code, Context& context) {\n  switch (code) {\n    case 0: return Code0::run(context);",
             "case 2: return Code2::load(loader);",
+            "case 2: return Code2::bring(slot);",
             "case 2: return Code2::ready(slot, rank, lane);",
         ] {
             assert!(text.contains(wanted), "{wanted}\n{text}");

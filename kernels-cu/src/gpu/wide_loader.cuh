@@ -195,12 +195,6 @@ class WideLoader {
     else bulk_copy(to, from, bytes, full);
   }
 
-  static __device__ __forceinline__ uint32_t load_acquire(const uint32_t& word) {
-    uint32_t value;
-    asm volatile("ld.acquire.cta.shared.u32 %0,[%1];" : "=r"(value) : "r"(shared_address(&word)) : "memory");
-    return value;
-  }
-
   /* Offsets in the shared state. */
   static constexpr uint32_t kStageFull = offsetof(Shared, stage_full), kStageEmpty = offsetof(Shared, stage_empty);
   static constexpr uint32_t kPlaceFull = offsetof(Shared, place_full), kPlaceEmpty = offsetof(Shared, place_empty);
@@ -217,7 +211,7 @@ class WideLoader {
  * Release: pairs with the acquire in acquire_inputs. */
 __device__ __forceinline__ void begin_wide() {
   uint32_t& word = shared_state().wide_begun;
-  asm volatile("st.release.cta.shared.u32 [%0],%1;" ::"r"(shared_address(&word)), "r"(peek(word) + 1) : "memory");
+  store_release(word, peek(word) + 1);
 }
 
 #endif

@@ -131,6 +131,14 @@ impl<'a> Decoding<'_, 'a> {
                 self.i.immediate = groups as i64;
                 self.plain(Op::CopyWait)
             }
+            ["async", "mbarrier", "arrive", rest @ .., "shared" | "shared::cta", "b64"]
+                if rest.is_empty() || rest == ["noinc"] =>
+            {
+                let counted = rest.is_empty();
+                self.i.a = self.plain_address(0)?;
+                self.i.immediate = i64::from(counted);
+                self.plain(Op::CopyArrive)
+            }
             ["async", "bulk", "prefetch", ..] => self.plain(Op::Nop),
             ["async", "ca" | "cg", "shared" | "shared::cta", "global", ..] => {
                 let Operand::Int(bytes) = *self.operand(2)? else { return Err("its size".to_string()) };

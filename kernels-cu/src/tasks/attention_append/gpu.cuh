@@ -1,5 +1,5 @@
 /* Norm and rope of the queries and keys of some rows and one key-value head. Keys and values go to their pages. Queries
- * go to a separate tensor, in the order of the fragments of `attention_prefill`.
+ * go to a separate tensor.
  *
  * A lane has 8 elements of the first half of a head and the 8 elements that the rope pairs with them. So the rope needs no
  * shuffles, and the sum of squares three. A warp processes several heads in a pass: the queries of a row, or the keys and values of
@@ -233,8 +233,6 @@ struct AttentionAppend : TaskCode {
     const uint64_t to = results.queries + static_cast<uint64_t>(row) * results.stride + first * kHeadBytes;
 #pragma unroll
     for (uint32_t half = 0; half < 2; ++half) {
-      /* Four lanes have 32 elements; a lane of the product has pairs t, t + 4, t + 8, t + 12 of them. */
-      attention_prefill::transpose_quad(turned[half], rows.lane());
       if (first + rows.head() < queries)
         *reinterpret_cast<uint4*>(to + half * Dim) = make_uint4(turned[half][0], turned[half][1], turned[half][2], turned[half][3]);
     }

@@ -1,9 +1,8 @@
 //! `attention_append`: the first step of attention over many rows. Applies norm and rope to queries and keys, writes
 //! keys and values to their pages, and queries to a separate tensor. Created by `attention`'s expansion.
 //!
-//! Inputs: 0. `qkv`, 1. `rope`, 2. and 3. with `qk_norm` the weights of the norms, all as for `attention`. Outputs: 0.
-//! [rows, local heads head_dim], act dtype; on GPUs, each 32 elements of a head are in the order that the fragments of
-//! the products need. 1. the cache.
+//! Inputs: 0. `qkv`, 1. `rope`, 2. and 3. with `qk_norm` the weights of the norms, all as for `attention`. Outputs:
+//! 0. [rows, local heads head_dim], act dtype; 1. the cache.
 //!
 //! One task per block of rows b and local key-value head h: arguments `[first row, h, 0..]`. Blocks consist of the
 //! graph's rows, so it is known which query rows a task writes. The pages of its rows are known only at run time. Since

@@ -1,4 +1,4 @@
-/* What a task of the prefill operators has to do, worked out by one warp before the task's inputs are there. */
+/* The work of a task of the prefill operators. One warp determines it before the task's inputs are ready. */
 #pragma once
 
 #include "gpu/loads.cuh"
@@ -13,7 +13,7 @@ namespace attention_prefill {
 using prefill::kTileKeys;
 using prefill::kTileRows;
 
-/* The iteration's slots, with the weights before each of them in shared memory. */
+/* The iteration's slots. The sums of the weights before each slot are in shared memory. */
 class Slots {
  public:
   __device__ Slots(const Context& context, const uint64_t* before) : count_(context.slot->num_active), before_(before) {}
@@ -24,7 +24,7 @@ class Slots {
   }
   __device__ __forceinline__ uint64_t before(uint32_t a) const { return before_[a]; }
 
-  /* All lanes of one warp: writes count() + 1 weights. */
+  /* By all lanes of one warp: writes the count() + 1 sums of weights. */
   __device__ __forceinline__ void fill(const prefill::Shape& shape, uint64_t* before, uint32_t lane) const {
     uint64_t sum = 0;
 #pragma unroll 1
@@ -47,13 +47,13 @@ class Slots {
   const uint64_t* before_;
 };
 
-/* A query tile as it lies in the tensors. */
+/* Position of a query tile in the tensors. */
 struct Tile {
-  uint32_t first_row; /* of its first token */
+  uint32_t first_row; /* row of its first token */
   uint32_t tokens;
-  uint32_t position; /* of its first token */
-  uint32_t head;     /* of keys and values */
-  uint32_t pages;    /* where the slot's part of the page table begins */
+  uint32_t position; /* position of its first token */
+  uint32_t head;     /* key-value head */
+  uint32_t pages;    /* start of the slot's part of the page table */
 };
 
 __device__ __forceinline__ Tile tile_at(const Context& context, const prefill::Shape& shape, const prefill::Place& place) {
@@ -63,17 +63,17 @@ __device__ __forceinline__ Tile tile_at(const Context& context, const prefill::S
           numbers.slot * context.pages_per_slot()};
 }
 
-/* Which token and query head a row of a query tile is. */
+/* Maps a row of a query tile to its token and query head. */
 class RowMap {
  public:
   __device__ explicit RowMap(const mpk_attention_prefill_params& params)
       : group_(params.group), inverse_((65535 + params.group) / params.group), skipped_(params.skipped), queries_(params.queries) {}
-  /* Exact: rows and groups are at most kTileRows. */
+  /* Exact, because rows and groups are at most kTileRows. */
   __device__ __forceinline__ uint32_t token(uint32_t row) const { return row * inverse_ >> 16; }
-  /* The rank's query head; queries() or more where another rank has it. */
+  /* The rank's query head; queries() or more if another rank has the head. */
   __device__ __forceinline__ uint32_t head(uint32_t kv_head, uint32_t row) const { return kv_head * group_ + row - token(row) * group_ - skipped_; }
   __device__ __forceinline__ uint32_t queries() const { return queries_; }
-  /* Where (first_row, kv_head, row) lies in [rows, queries * dim] with this stride, in elements; false: nowhere. */
+  /* Offset in elements of a row of `tile` in a tensor [rows, queries * dim] with this stride. False if the tensor has no such row. */
   __device__ __forceinline__ bool find(const Tile& tile, uint32_t row, uint32_t stride, uint32_t dim, uint64_t* at) const {
     const uint32_t token_of = token(row), head_of = head(tile.head, row);
     *at = static_cast<uint64_t>(tile.first_row + token_of) * stride + head_of * dim;
@@ -84,7 +84,7 @@ class RowMap {
   uint32_t group_, inverse_, skipped_, queries_;
 };
 
-/* To about 2^-22; 0 for -infinity. */
+/* Relative error about 2^-22; 0 for -infinity. */
 __device__ __forceinline__ float power_of_2(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0,%1;" : "=f"(y) : "f"(x));
@@ -102,7 +102,7 @@ __device__ __forceinline__ uint32_t packed(float low, float high) {
   }
 }
 
-/* Of four lanes with four words each: lane i gets everybody's word i. */
+/* Transposes the words of four lanes: lane i gets word i of each. */
 __device__ __forceinline__ void transpose_quad(uint32_t (&w)[4], uint32_t lane) {
   const bool odd = lane & 1, high = lane & 2;
   const uint32_t a = __shfl_xor_sync(0xFFFFFFFFu, odd ? w[0] : w[1], 1), b = __shfl_xor_sync(0xFFFFFFFFu, odd ? w[2] : w[3], 1);
@@ -113,7 +113,7 @@ __device__ __forceinline__ void transpose_quad(uint32_t (&w)[4], uint32_t lane) 
   else w[2] = c, w[3] = d;
 }
 
-/* Writes four blocks of 8 columns of a result, from column `column` on: a lane has columns 2t and 2t + 1 of each block. */
+/* Writes four blocks of 8 columns of a result, starting at column `column`. A lane has columns 2t and 2t + 1 of each block. */
 template <uint32_t Dtype>
 __device__ __forceinline__ void store_blocks(void* row, uint32_t column, bool valid, const float (&low)[4], const float (&high)[4], float factor,
                                              uint32_t lane) {
@@ -124,7 +124,7 @@ __device__ __forceinline__ void store_blocks(void* row, uint32_t column, bool va
   if (valid) reinterpret_cast<uint4*>(row)[column / 8 + lane % 4] = make_uint4(w[0], w[1], w[2], w[3]);
 }
 
-/* Partial results: sums of values as the products' fragments lie, 4 floats a lane for 16 rows and 8 columns. */
+/* Sums of a partial result, in the layout of the products' fragments: 4 floats per lane for 16 rows and 8 columns. */
 __device__ __forceinline__ float4* partial_sums(const mpk_operand& partial, uint32_t index, uint32_t dim, uint32_t sixteen, uint32_t block, uint32_t lane) {
   const uint64_t at = (static_cast<uint64_t>(index) * (kTileRows / 16) + sixteen) * (dim / 8) + block;
   return reinterpret_cast<float4*>(partial.addr) + at * 32 + lane;

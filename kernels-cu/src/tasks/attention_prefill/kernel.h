@@ -1,4 +1,4 @@
-// Attention of a task's share of the iteration's units (units.h), over pages that are filled.
+// Attention of a task's share of the iteration's units (units.h), over pages that `attention_append` has filled.
 #pragma once
 
 #include "tasks/attention/slot.h"
@@ -7,7 +7,7 @@
 
 namespace mpk {
 namespace MPK_ISA {
-namespace { // no other file's code of the same name may take its place
+namespace { // otherwise the linker could take code of the same name from another file
 
 template <typename T>
 class AttentionPrefill : SlotAttention<T> {
@@ -26,7 +26,7 @@ class AttentionPrefill : SlotAttention<T> {
     const Shares shares(args_->batch, shape, reinterpret_cast<uint64_t*>(this->lay_out_scratch()));
     prefill::Place at = prefill::cut(shares, shape, task, params_.tasks);
     const prefill::Place end = prefill::cut(shares, shape, task + 1, params_.tasks);
-    if (!shares.in_order(at, end)) return MPK_ABORT_KERNEL; // units would be done twice, or not at all
+    if (!shares.in_order(at, end)) return MPK_ABORT_KERNEL; // units would be computed twice, or not at all
     while (!prefill::same_place(at, end)) {
       const prefill::Part part = prefill::take_part(shares, shape, at, end);
       const int code = attend(shape, part, prefill::is_whole(part) ? WHOLE : prefill::partial_index(part.place, task));
@@ -70,7 +70,7 @@ class AttentionPrefill : SlotAttention<T> {
     return MPK_OK;
   }
 
-  // Of query `query` of the slot, in [rows, query heads * dim].
+  // The row of query `query` of the slot in a tensor [rows, query heads * dim].
   Element* row_of(const mpk_operand& view, uint32_t first_head, uint64_t query) const {
     const uint32_t row = first_row_ + static_cast<uint32_t>(query / heads_);
     return reinterpret_cast<Element*>(row_address(view, row)) + (first_head + query % heads_) * dim_;

@@ -1,18 +1,18 @@
-//! `attention_prefill`: causal attention of many rows over pages that `attention_append` has filled. `attention`'s
-//! expansion makes it (`expansion`) in graphs of many rows.
+//! `attention_prefill`: causal attention of many rows over pages that `attention_append` has filled. Created by
+//! `attention`'s expansion (`expansion`) in graphs of many rows.
 //!
-//! Inputs: 0. the queries that `attention_append` wrote, 1. the cache. Outputs: 0. as `attention`'s; 1. and 2. partial
-//! results, `[2 tasks, 128, head_dim]` and `[2 tasks, 128, 2]` (maximum, sum) f32, for `attention_prefill_merge`.
+//! Inputs: 0. the queries that `attention_append` wrote, 1. the cache. Outputs: 0. the same as `attention`'s; 1. and 2.
+//! partial results, `[2 tasks, 128, head_dim]` and `[2 tasks, 128, 2]` (maximum, sum) f32, for `attention_prefill_merge`.
 //!
 //! # Tasks and regions
-//! A fixed number of tasks; arguments `[t, 0..]`. What each has to do follows from the batch (units.h): the sum of
-//! all units' weights is cut evenly, so that one long prompt, a hundred short ones and a decode row with a long
-//! context beside a prompt all fill the workers; a cut may fall inside a unit, whose parts are then partial results.
+//! The number of tasks is fixed; arguments `[t, 0..]`. The work of each task follows from the batch (units.h). The sum of
+//! all units' weights is cut evenly. So all workers have work with one long prompt, with a hundred short ones, and with a
+//! decode row of long context next to a prompt. A cut may fall inside a unit; then its parts give partial results.
 //!
-//! Which rows a task writes is known at run time only. The *unit share* of task t of T, the rows R t/T .. R (t+1)/T of
-//! R, stands for them in regions. The invariant behind it: **the units of an iteration are disjoint**, since the
-//! tasks have what lies between neighbouring cuts, which are in order; the CPU code tests that order for every task.
-//! Partial results are the task's own two.
+//! The rows that a task writes are known only at run time. In regions, the *unit share* of task t of T stands for them: the
+//! rows R t/T .. R (t+1)/T of R. The invariant behind it: **the units of an iteration are disjoint**. A task has what lies
+//! between two neighbouring cuts, and the cuts are in order. The CPU code checks that order in every task. Each task has its
+//! own two partial results.
 
 use crate::abi::{mpk_attention_prefill_params, mpk_operand, mpk_task_attention_prefill, params_words};
 use crate::registry::{GpuSite, Registration};
@@ -38,16 +38,16 @@ pub const REGISTRATION: Registration = Registration {
     gpu: Some(gpu),
 };
 
-/// `kTileRows` of units.h: rows of a query tile, and so the most query heads of a key-value head.
+/// `kTileRows` of units.h: rows of a query tile. It limits the query heads per key-value head.
 const TILE_ROWS: u32 = 128;
 /// `kPartsOfTask` of units.h.
 const PARTS: u32 = 2;
-/// A graph of fewer rows keeps `attention`, unless it is told otherwise.
+/// Graphs with fewer rows keep `attention` by default.
 pub const LEAST_ROWS: Knob = Knob {
     name: "attention_prefill.least_rows",
     default: 128,
     candidates: &[64, 128, 256, 512],
-    about: "fewest rows of a graph whose prompts have their own attention",
+    about: "minimum number of rows of a graph in which prompts have their own attention operators",
 };
 
 /// The GPU code.
@@ -63,7 +63,7 @@ fn gpu(site: &GpuSite<'_>) -> Result<String, String> {
     Ok(format!("mpk::gpu::AttentionPrefill<{}, {dim}, {page_size}>", gpu_float(cache)?))
 }
 
-/// Page size of a cache that the GPU code of the prefill steps takes.
+/// The page size of a cache; an error if the GPU code of the prefill steps does not support the cache.
 pub(crate) fn gpu_page_size(cache: &mpk_operand, dim: u32) -> Result<u32, String> {
     let [pages, planes, page_size, row] = cache.dims.map(u64::from);
     if cache.ndim != 4
@@ -81,7 +81,7 @@ pub(crate) fn gpu_page_size(cache: &mpk_operand, dim: u32) -> Result<u32, String
     Ok(page_size as u32)
 }
 
-/// What the attribute `prefill` says, if it is given.
+/// The value of the attribute `prefill`, if it is given.
 pub(crate) fn wish(attrs: &Attrs) -> Result<Option<bool>, OpError> {
     if !attrs.contains_key("prefill") {
         return Ok(None);
@@ -89,7 +89,7 @@ pub(crate) fn wish(attrs: &Attrs) -> Result<Option<bool>, OpError> {
     contract::attr_bool(attrs, "prefill").map(Some)
 }
 
-/// Whether `attention` becomes the steps of prefill.
+/// Whether `attention` expands into the prefill steps.
 pub(crate) fn chosen(op: &LocalOp<'_>, target: &Target) -> Result<bool, OpError> {
     let wish = wish(op.global.attrs)?;
     if wish == Some(false) {
@@ -118,7 +118,7 @@ pub(crate) fn chosen(op: &LocalOp<'_>, target: &Target) -> Result<bool, OpError>
     Ok(problem.is_none() && (wish == Some(true) || (target.wide && many)))
 }
 
-/// Tasks of `attention_prefill` and its merge in a graph of `rows` rows.
+/// Number of tasks of `attention_prefill`, and of its merge, in a graph with `rows` rows.
 fn num_tasks(rows: u64, target: &Target) -> u32 {
     u64::from(target.workers).min(rows).max(1) as u32
 }
@@ -178,19 +178,19 @@ pub(crate) fn params(
     Ok((heads, params))
 }
 
-/// What the steps say where a graph names them itself.
+/// The error if a graph names one of the steps itself.
 pub(crate) fn step_only(name: &str) -> OpError {
     OpError(format!("`{name}` is a step of `attention`; name that, with the attribute `prefill`"))
 }
 
-/// What task `t` writes of the output: the region that stands for its units.
+/// The region of the output that stands for the units of task `t`.
 pub(crate) fn unit_share(op: &LocalOp<'_>, t: u32, tasks: u32) -> Access {
     let (rows, columns) = (op.outputs[0].dims[0] as u32, op.outputs[0].dims[1] as u32);
     let share = row_share(rows, t, tasks);
     Access::rows_of_units(0, Region::whole(&[rows, columns]).with(0, share.start, share.end), t, tasks)
 }
 
-/// Room for the weights before each slot.
+/// Bytes for the weights before each slot.
 pub(crate) fn weights_bytes(active: u32) -> u64 {
     8 * (u64::from(active) + 1)
 }

@@ -6,12 +6,12 @@
 
 typedef struct mpk_attention_prefill_params {
   uint32_t head_dim;
-  uint32_t group;    /* query heads of a key-value head, over all ranks */
-  uint32_t skipped;  /* query heads of this rank's first key-value head that an earlier rank has */
+  uint32_t group;    /* query heads per key-value head, over all ranks */
+  uint32_t skipped;  /* query heads of this rank's first key-value head that belong to an earlier rank */
   uint32_t queries;  /* query heads of this rank */
   uint32_t kv_heads; /* key-value heads of this rank */
-  uint32_t tasks;    /* tasks that the units are dealt to */
-  float scale;       /* of the scores */
+  uint32_t tasks;    /* number of tasks that share the units */
+  float scale;       /* factor of the scores */
 } mpk_attention_prefill_params;
 
 #endif

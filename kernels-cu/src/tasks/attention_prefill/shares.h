@@ -1,4 +1,4 @@
-// What the CPU's tasks of the prefill operators know of the iteration's slots.
+// The iteration's slots for the CPU's tasks of the prefill operators.
 #pragma once
 
 #include "cpu/task.h"
@@ -7,7 +7,7 @@
 
 namespace mpk {
 namespace MPK_ISA {
-namespace { // no other file's code of the same name may take its place
+namespace { // otherwise the linker could take code of the same name from another file
 
 inline const mpk_attention_prefill_params& prefill_params(const mpk_kernel_args* args) {
   return *reinterpret_cast<const mpk_attention_prefill_params*>(args->params);
@@ -24,7 +24,7 @@ inline HeadRange head_range(const mpk_attention_prefill_params& params, uint32_t
   return {first, last - first};
 }
 
-// The slots, for units.h. `before` has room for one number more than there are slots.
+// The slots, as units.h needs them. `before` has room for one more number than there are slots.
 class Shares {
  public:
   Shares(const mpk_batch* batch, const prefill::Shape& shape, uint64_t* before) : batch_(batch), before_(before) {
@@ -37,7 +37,7 @@ class Shares {
   }
   uint64_t before(uint32_t a) const { return before_[a]; }
 
-  // Whether `a` does not come after `b`.
+  // False if `a` comes after `b`.
   static bool in_order(const prefill::Place& a, const prefill::Place& b) {
     const uint32_t x[4] = {a.active, a.head, a.tile, a.key}, y[4] = {b.active, b.head, b.tile, b.key};
     for (int i = 0; i < 4; ++i)

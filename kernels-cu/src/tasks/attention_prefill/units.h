@@ -1,19 +1,19 @@
-/* How the work of an iteration is dealt to the tasks of `attention_prefill`; the same on both targets.
+/* Distributes the work of an iteration to the tasks of `attention_prefill`, in the same way on both targets.
  *
- * A unit is a query tile of one slot and one key-value head: up to kTileRows rows, each a token and a query head, so that
- * all query heads that share keys are in it. Its keys are counted in tiles of kTileKeys positions. Units stand in one order:
- * by active slot, by head, by tile. Each has a weight: the keys that its last token sees, and kUnitKeys for what a unit costs
- * beside them. The tasks cut the sum of all weights evenly, so a cut may fall inside a unit: then the parts of the unit are
- * partial results, which `attention_prefill_merge` joins.
+ * A unit is a query tile of one slot and one key-value head. It has up to kTileRows rows. A row is a token and a query head; a unit
+ * includes all query heads that share the keys. Its keys are counted in tiles of kTileKeys positions. Units are ordered by active
+ * slot, then by head, then by tile. The weight of a unit is the number of keys that its last token sees, plus kUnitKeys for its
+ * fixed cost. The tasks cut the sum of all weights evenly. A cut may fall inside a unit. Then the parts of the unit give partial
+ * results, which `attention_prefill_merge` joins.
  *
- * The cuts are a monotone function of the task's number and of the batch alone. A task has what lies between its cut and the
- * next, so the units of an iteration are disjoint and all of them are done. The CPU's tasks test that order. */
+ * The cuts depend only on the task's number and the batch, and are monotone in the task's number. A task has what lies between its
+ * cut and the next one, so the units of an iteration are disjoint and complete. The CPU's tasks check that order. */
 #ifndef MPK_TASK_ATTENTION_PREFILL_UNITS_H
 #define MPK_TASK_ATTENTION_PREFILL_UNITS_H
 
 #include <stdint.h>
 
-/* On the CPU each level of vector instructions has functions of its own. */
+/* On the CPU, each level of vector instructions has its own functions. */
 #if defined(__CUDACC__)
 #define MPK_UNITS __device__ __forceinline__
 #else
@@ -24,10 +24,12 @@ namespace mpk {
 namespace prefill {
 
 constexpr uint32_t kTileRows = 128;
-constexpr uint32_t kTileKeys = 64;
-constexpr uint32_t kUnitKeys = 96;
-/* No part of a unit is smaller, in tiles of keys: to write and join a part costs more than so many. */
-constexpr uint32_t kLeastTiles = 4;
+constexpr uint32_t kTileKeys = 128;
+constexpr uint32_t kUnitKeys = 160;
+/* Minimum size of a part, in tiles of keys. To write and join a smaller part would cost more than it saves. */
+constexpr uint32_t kLeastTiles = 2;
+/* A unit with fewer tiles is not cut, because its parts would cost more than uneven shares. */
+constexpr uint32_t kLeastCutTiles = 6;
 
 /* A slot of the iteration. */
 struct Slot {
@@ -35,13 +37,13 @@ struct Slot {
 };
 
 struct Shape {
-  uint32_t tokens;   /* of a query tile */
+  uint32_t tokens;   /* per query tile */
   uint32_t kv_heads;
 };
 
 MPK_UNITS Shape shape_of(uint32_t group, uint32_t kv_heads) { return {kTileRows / group, kv_heads}; }
 
-/* Where a part of a unit begins: slot, head, query tile, tile of keys. */
+/* Start of a part of a unit: slot, head, query tile, tile of keys. */
 struct Place {
   uint32_t active, head, tile, key;
 };
@@ -49,11 +51,11 @@ MPK_UNITS bool same_unit(const Place& a, const Place& b) { return a.active == b.
 MPK_UNITS bool same_place(const Place& a, const Place& b) { return same_unit(a, b) && a.key == b.key; }
 
 MPK_UNITS uint32_t query_tiles(const Shape& shape, const Slot& slot) { return (slot.rows + shape.tokens - 1) / shape.tokens; }
-/* Tokens of the slot's first `tiles` query tiles. */
+/* Number of tokens in the slot's first `tiles` query tiles. */
 MPK_UNITS uint32_t tokens_before(const Shape& shape, const Slot& slot, uint32_t tiles) {
   return tiles * shape.tokens < slot.rows ? tiles * shape.tokens : slot.rows;
 }
-/* Tiles of keys that a unit's last token sees. */
+/* Number of tiles of keys that a unit's last token sees. */
 MPK_UNITS uint32_t key_tiles(const Shape& shape, const Slot& slot, uint32_t tile) {
   return (slot.context + tokens_before(shape, slot, tile + 1) + kTileKeys - 1) / kTileKeys;
 }
@@ -67,7 +69,8 @@ MPK_UNITS uint64_t slot_weight(const Shape& shape, const Slot& slot) {
   return weight_before(shape, slot, query_tiles(shape, slot)) * shape.kv_heads;
 }
 
-/* `Slots` has count(), the active slots; at(a), a Slot; before(a), the weight of the slots before `a`, up to count(). */
+/* `Slots` has count(), the number of active slots; at(a), a Slot; and before(a), the weight of all slots before `a`, for `a` up to
+ * count(). */
 template <typename Slots>
 MPK_UNITS Place first_from(const Slots& slots, uint32_t active) {
   while (active < slots.count() && slots.at(active).rows == 0) ++active;
@@ -84,13 +87,13 @@ MPK_UNITS Place next_unit(const Slots& slots, const Shape& shape, Place place) {
   return first_from(slots, place.active + 1);
 }
 
-/* Where task `task` of `tasks` begins. */
+/* The start of task `task` of `tasks`. */
 template <typename Slots>
 MPK_UNITS Place cut(const Slots& slots, const Shape& shape, uint32_t task, uint32_t tasks) {
   if (task == 0) return first_from(slots, 0);
   const uint64_t all = slots.before(slots.count());
   if (task >= tasks || all == 0) return first_from(slots, slots.count());
-  uint32_t shift = 0; /* a division of 64 bits would be a call on a GPU */
+  uint32_t shift = 0; /* on a GPU, a 64-bit division would be a call */
   while (all >> shift >> 32 != 0) ++shift;
   uint64_t at = (static_cast<uint64_t>(static_cast<uint32_t>(all >> shift) / tasks) * task) << shift;
   uint32_t active = 0;
@@ -112,23 +115,24 @@ MPK_UNITS Place cut(const Slots& slots, const Shape& shape, uint32_t task, uint3
   }
   at -= weight_before(shape, slot, place.tile);
   const uint32_t key = at <= kUnitKeys ? 0 : static_cast<uint32_t>(at - kUnitKeys) / kTileKeys;
-  if (key < kLeastTiles) return place;
-  if (key + kLeastTiles > key_tiles(shape, slot, place.tile)) return next_unit(slots, shape, place);
+  const uint32_t of_unit = key_tiles(shape, slot, place.tile), before = of_unit < kLeastCutTiles ? (of_unit + 1) / 2 : kLeastTiles;
+  if (key < before) return place;
+  if (of_unit < kLeastCutTiles || key + kLeastTiles > of_unit) return next_unit(slots, shape, place);
   place.key = key;
   return place;
 }
 
-/* Parts of units: tiles of keys [begin, end) of the `tiles` that the unit has. */
+/* A part of a unit: the tiles of keys from place.key to `end`, of all `tiles` of the unit. */
 struct Part {
   Place place;
   uint32_t end, tiles;
 };
 MPK_UNITS bool is_whole(const Part& part) { return part.place.key == 0 && part.end == part.tiles; }
-/* Each task has room for two partial results: one that begins inside a unit, and one that begins with a unit. */
+/* Each task has room for two partial results: a part that starts inside a unit, and one that starts with a unit. */
 constexpr uint32_t kPartsOfTask = 2;
 MPK_UNITS uint32_t partial_index(const Place& begin, uint32_t task) { return task * kPartsOfTask + (begin.key == 0 ? 1 : 0); }
 
-/* The part at `place` of what ends before `end`; `place` becomes the next one's. */
+/* The part at `place`, at most up to `end`. Moves `place` to the next part. */
 template <typename Slots>
 MPK_UNITS Part take_part(const Slots& slots, const Shape& shape, Place& place, const Place& end) {
   Part part;

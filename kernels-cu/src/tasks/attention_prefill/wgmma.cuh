@@ -1,6 +1,6 @@
-/* The two products of attention on Hopper's tensor cores, for a warpgroup: 64 rows from registers times a tile of keys or
- * values in shared memory. A tile is 64 positions by 128 bytes, swizzled by 128; of a head of 128 elements two tiles follow
- * each other. */
+/* The two products of attention on Hopper's tensor cores, for a warpgroup: 64 queries times a tile of 128 keys, both in shared
+ * memory; and their weights in registers times the tile's values in shared memory. Shared memory has rows of 128 bytes, swizzled
+ * by 128. */
 #pragma once
 
 #include <stdint.h>
@@ -11,18 +11,19 @@ namespace mpk {
 namespace gpu {
 namespace attention_prefill {
 
-/* Bytes of 64 positions and 64 elements. */
+/* Bytes of 64 rows of 64 elements. */
 constexpr uint32_t kHalfTile = 64 * 128;
 
-/* The right side of a product, as the low word of its descriptor: the same for all lanes as the compiler sees, so that it
- * computes in uniform registers. The high word: rows of eight lie 1,024 bytes apart, swizzled by 128 bytes.
- * Keys: a column of the product is a position; 32 bytes are 16 elements further. */
-__device__ __forceinline__ uint32_t keys_side(uint32_t address) { return __shfl_sync(0xFFFFFFFFu, (address & 0x3FFFFu) >> 4 | 1u << 16, 0); }
-/* Values, transposed: a column is an element, in groups of 64; 2,048 bytes are 16 positions further. */
+/* The low word of the descriptor of a factor in shared memory. The shuffle tells the compiler that all lanes have the same value, so
+ * it uses uniform registers. The high word says that groups of eight rows are 1,024 bytes apart, swizzled by 128 bytes.
+ * For queries and keys, a row or column of the product is a row in shared memory; the next 16 elements are 32 bytes further. */
+__device__ __forceinline__ uint32_t rows_side(uint32_t address) { return __shfl_sync(0xFFFFFFFFu, (address & 0x3FFFFu) >> 4 | 1u << 16, 0); }
+/* For values, which are transposed: a column of the product is an element, in groups of 64; the next 16 positions are 2,048 bytes
+ * further. */
 __device__ __forceinline__ uint32_t values_side(uint32_t address) {
   return __shfl_sync(0xFFFFFFFFu, (address & 0x3FFFFu) >> 4 | kHalfTile / 16 << 16, 0);
 }
-/* The descriptor `bytes` after a side. */
+/* The full descriptor, `bytes` further. */
 __device__ __forceinline__ uint64_t descriptor(uint32_t side, uint32_t bytes) { return 0x4000004000000000ull | (side + bytes / 16); }
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -35,6 +36,14 @@ __device__ __forceinline__ uint64_t descriptor(uint32_t side, uint32_t bytes) { 
       "%31},{%32,%33,%34,%35},%36,p,1,1," trans ";}"                                                                          \
       : MPK_F32(d, 0)                                                                                                         \
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add))
+#define MPK_WGMMA_SHARED_N128(type)                                                                                           \
+  asm volatile(                                                                                                               \
+      "{.reg .pred p; setp.ne.b32 p,%66,0; wgmma.mma_async.sync.aligned.m64n128k16.f32." type "." type                        \
+      " {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30," \
+      "%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59," \
+      "%60,%61,%62,%63},%64,%65,p,1,1,0,0;}"                                                                                  \
+      : MPK_F32(d, 0), MPK_F32(d, 32)                                                                                         \
+      : "l"(a), "l"(b), "r"(add))
 #define MPK_WGMMA_N128(type, trans)                                                                                           \
   asm volatile(                                                                                                               \
       "{.reg .pred p; setp.ne.b32 p,%69,0; wgmma.mma_async.sync.aligned.m64n128k16.f32." type "." type                        \
@@ -44,13 +53,13 @@ __device__ __forceinline__ uint64_t descriptor(uint32_t side, uint32_t bytes) { 
       : MPK_F32(d, 0), MPK_F32(d, 32)                                                                                         \
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add))
 
-/* d = a * keys (+ d), begun. `a` is 16 elements of 64 queries as a fragment. */
+/* Starts d = queries * keys (+ d): 16 elements of 64 queries and 128 keys. */
 template <uint32_t Dtype>
-__device__ __forceinline__ void times_keys(float (&d)[32], const uint32_t* a, uint64_t b, uint32_t add) {
-  if constexpr (Dtype == MPK_BF16) MPK_WGMMA_N64("bf16", "0");
-  else MPK_WGMMA_N64("f16", "0");
+__device__ __forceinline__ void times_keys(float (&d)[64], uint64_t a, uint64_t b, uint32_t add) {
+  if constexpr (Dtype == MPK_BF16) MPK_WGMMA_SHARED_N128("bf16");
+  else MPK_WGMMA_SHARED_N128("f16");
 }
-/* d = a * values (+ d), begun. `a` is 16 weights of 64 queries as a fragment. */
+/* Starts d = a * values (+ d). `a` is a fragment: 16 weights of 64 queries. */
 template <uint32_t Dtype>
 __device__ __forceinline__ void times_values(float (&d)[32], const uint32_t* a, uint64_t b, uint32_t add) {
   if constexpr (Dtype == MPK_BF16) MPK_WGMMA_N64("bf16", "1");
@@ -61,23 +70,24 @@ __device__ __forceinline__ void times_values(float (&d)[64], const uint32_t* a, 
   if constexpr (Dtype == MPK_BF16) MPK_WGMMA_N128("bf16", "1");
   else MPK_WGMMA_N128("f16", "1");
 }
+#undef MPK_WGMMA_SHARED_N128
 #undef MPK_WGMMA_N128
 #undef MPK_WGMMA_N64
 #undef MPK_F32
 #undef MPK_F8
 
-/* Registers written before this may be operands of the products after it. */
+/* Orders earlier writes of registers before the products that follow. */
 __device__ __forceinline__ void products_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 /* Ends a group of products. */
 __device__ __forceinline__ void products_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-/* Until at most `Groups` of the groups, the latest, are under way. */
+/* Waits until at most the latest `Groups` groups are in flight. */
 template <uint32_t Groups>
 __device__ __forceinline__ void products_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(Groups) : "memory");
 }
 #endif
 
-/* The compiler may not read or write these registers earlier than here. */
+/* Keeps the compiler from reading or writing these registers earlier than here. */
 template <uint32_t Count>
 __device__ __forceinline__ void hold(float (&registers)[Count]) {
 #pragma unroll

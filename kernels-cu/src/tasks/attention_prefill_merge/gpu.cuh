@@ -1,6 +1,6 @@
-/* Joins the partial results of units whose keys several tasks of `attention_prefill` had.
+/* Joins the partial results of units that several tasks of `attention_prefill` computed.
  *
- * Task t looks at cut t. Where that lies inside a unit, the tasks of all cuts inside it share the unit's rows, 16 at a time. */
+ * Task t looks at cut t. If that lies inside a unit, the tasks of all cuts inside the unit share its rows, 16 at a time. */
 #pragma once
 
 #include "tasks/attention_prefill/gpu_setup.cuh"
@@ -28,9 +28,9 @@ struct AttentionPrefillMerge : TaskCode {
 
   struct Control {
     attention_prefill::Tile tile;
-    uint32_t first_sixteen, last_sixteen; /* of the unit's rows */
+    uint32_t first_sixteen, last_sixteen; /* groups of 16 rows of the unit */
     uint32_t num_parts;
-    uint32_t parts[1]; /* numbers of the partial results; as many as there are tasks */
+    uint32_t parts[1]; /* numbers of the partial results; there is room for as many as there are tasks */
   };
 
   static __device__ __forceinline__ void begin(Context& context, Control& control) {
@@ -49,7 +49,7 @@ struct AttentionPrefillMerge : TaskCode {
     slots.fill(shape, before, lane);
     const prefill::Place own = prefill::cut(slots, shape, task, tasks);
     if (task == 0 || own.key == 0 || own.active >= slots.count()) return;
-    /* The cuts inside the unit: [first, last]. */
+    /* Finds the cuts inside the unit: [first, last]. */
     uint32_t first = task, last = task;
     for (bool go_on = true; go_on;) {
       const bool here = first > 1 + lane && inside(prefill::cut(slots, shape, first - 1 - lane, tasks), own);
@@ -71,7 +71,7 @@ struct AttentionPrefillMerge : TaskCode {
       bool has = false;
       if (at <= last) {
         const prefill::Place from = prefill::cut(slots, shape, at, tasks), to = prefill::cut(slots, shape, at + 1, tasks);
-        has = !prefill::same_place(from, to); /* a task may have nothing */
+        has = !prefill::same_place(from, to); /* a task may have no part */
       }
       const uint32_t all = __ballot_sync(0xFFFFFFFFu, has);
       if (has) control.parts[count + __popc(all & ((1u << lane) - 1))] = at * prefill::kPartsOfTask;
@@ -90,32 +90,45 @@ struct AttentionPrefillMerge : TaskCode {
     return prefill::same_unit(place, unit) && place.key != 0;
   }
 
-  /* A warp: 16 rows and the four blocks of 8 columns from `block` on. */
+  /* By one warp: 16 rows, and four blocks of 8 columns starting with `block`. */
   static __device__ __forceinline__ void join(const Context& context, const Control& control, uint32_t sixteen, uint32_t block) {
     const mpk_operand &partial = context.input(0), &state = context.input(1), &out = context.output(0);
     const uint32_t lane = context.lane, row = sixteen * 16 + lane / 4, count = control.num_parts;
     float highest[2] = {-INFINITY, -INFINITY}, all[2] = {0.0f, 0.0f};
     float sums[4][4] = {};
+    /* Two parts at a time, so that all their loads are in flight together; most units have two. The sums so far are scaled to the new
+     * maximum. */
 #pragma unroll 1
-    for (uint32_t i = 0; i < count; ++i)
+    for (uint32_t i = 0; i < count; i += 2) {
+      float2 own[2][2];
+      float4 v[2][4];
 #pragma unroll
-      for (uint32_t r = 0; r < 2; ++r) highest[r] = fmaxf(highest[r], attention_prefill::partial_state(state, control.parts[i], row + 8 * r)->x);
-#pragma unroll 1
-    for (uint32_t i = 0; i < count; ++i) {
-      float weight[2];
+      for (uint32_t p = 0; p < 2; ++p) {
+        const uint32_t part = control.parts[i + p < count ? i + p : i];
+#pragma unroll
+        for (uint32_t r = 0; r < 2; ++r) own[p][r] = *attention_prefill::partial_state(state, part, row + 8 * r);
+#pragma unroll
+        for (uint32_t b = 0; b < 4; ++b) v[p][b] = *attention_prefill::partial_sums(partial, part, Dim, sixteen, block + b, lane);
+      }
+      const bool pair = i + 1 < count;
+      float before[2], weight[2][2];
 #pragma unroll
       for (uint32_t r = 0; r < 2; ++r) {
-        const float2 own = *attention_prefill::partial_state(state, control.parts[i], row + 8 * r);
-        weight[r] = own.x == -INFINITY ? 0.0f : attention_prefill::power_of_2(own.x - highest[r]);
-        all[r] = fmaf(weight[r], own.y, all[r]);
+        const float most = fmaxf(highest[r], fmaxf(own[0][r].x, own[1][r].x));
+        const float base = most == -INFINITY ? 0.0f : most;
+        before[r] = attention_prefill::power_of_2(highest[r] - base);
+        weight[0][r] = attention_prefill::power_of_2(own[0][r].x - base);
+        weight[1][r] = pair ? attention_prefill::power_of_2(own[1][r].x - base) : 0.0f;
+        all[r] = fmaf(weight[1][r], own[1][r].y, fmaf(weight[0][r], own[0][r].y, before[r] * all[r]));
+        highest[r] = most;
       }
 #pragma unroll
       for (uint32_t b = 0; b < 4; ++b) {
-        const float4 v = *attention_prefill::partial_sums(partial, control.parts[i], Dim, sixteen, block + b, lane);
-        sums[b][0] = fmaf(weight[0], v.x, sums[b][0]);
-        sums[b][1] = fmaf(weight[0], v.y, sums[b][1]);
-        sums[b][2] = fmaf(weight[1], v.z, sums[b][2]);
-        sums[b][3] = fmaf(weight[1], v.w, sums[b][3]);
+        const float4 &x = v[0][b], &y = v[1][b];
+        sums[b][0] = fmaf(weight[1][0], y.x, fmaf(weight[0][0], x.x, before[0] * sums[b][0]));
+        sums[b][1] = fmaf(weight[1][0], y.y, fmaf(weight[0][0], x.y, before[0] * sums[b][1]));
+        sums[b][2] = fmaf(weight[1][1], y.z, fmaf(weight[0][1], x.z, before[1] * sums[b][2]));
+        sums[b][3] = fmaf(weight[1][1], y.w, fmaf(weight[0][1], x.w, before[1] * sums[b][3]));
       }
     }
     const attention_prefill::RowMap map(context.params<mpk_attention_prefill_params>());

@@ -1,5 +1,5 @@
-// Joins the partial results of units whose keys several tasks of `attention_prefill` had. Task t looks at cut t: where
-// it lies inside a unit, the tasks of all cuts inside it share the unit's rows.
+// Joins the partial results of units that several tasks of `attention_prefill` computed. Task t looks at cut t. If that lies
+// inside a unit, the tasks of all cuts inside the unit share its rows.
 #pragma once
 
 #include "cpu/simd.h"
@@ -7,7 +7,7 @@
 
 namespace mpk {
 namespace MPK_ISA {
-namespace { // no other file's code of the same name may take its place
+namespace { // otherwise the linker could take code of the same name from another file
 
 inline void store_rounded(uint32_t dtype, uint8_t* p, F32x16 a) {
   if (dtype == MPK_BF16) to_bf16(reinterpret_cast<uint16_t*>(p), a);
@@ -47,7 +47,7 @@ class PrefillMerge {
   prefill::Place cut(uint32_t task) const { return prefill::cut(shares_, shape_, task, params_.tasks); }
   static bool inside(const prefill::Place& place, const prefill::Place& unit) { return prefill::same_unit(place, unit) && place.key != 0; }
 
-  // Calls each(number of the partial result), in the order of the keys.
+  // Calls each(number of the partial result) in the order of the keys.
   template <typename F>
   void for_parts(uint32_t first, uint32_t last, F&& each) const {
     each((first - 1) * prefill::kPartsOfTask + 1);
@@ -74,7 +74,7 @@ class PrefillMerge {
       const uint32_t n = dim - c < 16 ? dim - c : 16;
       F32x16 total = zero();
       for_parts(first, last, [&](uint32_t part) {
-        if (states[2 * at(part) + 1] == 0.0f) return; // no key; its sums may be anything
+        if (states[2 * at(part) + 1] == 0.0f) return; // it has no key, and its sums are undefined
         const float* from = sums + at(part) * dim + c;
         total = fma(splat(weight(part)), n == 16 ? load(from) : load_first(from, n), total);
       });

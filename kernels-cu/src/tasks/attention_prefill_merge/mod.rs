@@ -1,10 +1,10 @@
-//! `attention_prefill_merge`: joins the partial results of units whose keys several tasks of `attention_prefill` had.
+//! `attention_prefill_merge`: joins the partial results of units that several tasks of `attention_prefill` computed.
 //!
-//! Inputs: that operator's outputs 1 and 2. Output: its output 0, of which this writes the rows of those units.
+//! Inputs: that operator's outputs 1 and 2. Output: its output 0; this operator writes the rows of those units.
 //!
-//! As many tasks as `attention_prefill` has; arguments `[t, 0..]`. Where the cut between tasks t - 1 and t falls inside
-//! a unit, the tasks of all cuts inside it share its rows, so no two write the same; the *unit share* of task t
-//! stands for them ([`super::attention_prefill`]).
+//! There are as many tasks as `attention_prefill` has; arguments `[t, 0..]`. If the cut between tasks t - 1 and t falls inside
+//! a unit, the tasks of all cuts inside the unit share its rows, so no two tasks write the same row. In regions, the *unit
+//! share* of task t stands for them ([`super::attention_prefill`]).
 
 use crate::abi::{mpk_task_attention_prefill_merge, params_words};
 use crate::registry::{GpuSite, Registration};
