@@ -16,7 +16,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -90,13 +89,6 @@ def missing(options):
         sys.exit(3)
 
 
-def nvshmem_of(python):
-    """The NVSHMEM that came with this Python's packages, or None."""
-    code = "import nvidia.nvshmem as package; print(list(package.__path__)[0])"
-    done = subprocess.run([python, "-c", code], capture_output=True, text=True)
-    return done.stdout.strip() if done.returncode == 0 else None
-
-
 def main():
     options = arguments()
     missing(options)
@@ -104,8 +96,6 @@ def main():
     for name, value in (("NVSHMEM_DISABLE_NVLS", "1"), ("NCCL_NVLS_ENABLE", "0"), ("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")):
         os.environ.setdefault(name, value)
     gpus = len(hardware.smi(["name"]))
-    if gpus and "NVSHMEM_HOME" not in os.environ and (folder := nvshmem_of(options.python)):
-        os.environ["NVSHMEM_HOME"] = folder
     backend = options.backend if options.backend != "auto" else "cuda" if gpus else "cpu"
     if backend == "cuda" and max(options.tp) > gpus:
         print(f"bench_tp: {max(options.tp)} ranks, but {gpus} GPUs: leave the larger numbers out of --tp, or run with --backend cpu", file=sys.stderr)

@@ -43,22 +43,6 @@ python="${MPK_PYTHON:-python3}"
 export NVSHMEM_DISABLE_NVLS=1 NCCL_NVLS_ENABLE=0 TORCH_SYMM_MEM_DISABLE_MULTICAST=1
 export NO_COLOR=1 PYTHONDONTWRITEBYTECODE=1 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 
-# Prints the folder of the Python package that contains $2, or nothing.
-package_folder() {
-    "$python" - "$1" "$2" <<'PYTHON' 2>/dev/null || true
-import importlib.util, pathlib, sys
-spec = importlib.util.find_spec(sys.argv[1])
-for place in (spec.submodule_search_locations or []) if spec else []:
-    if (pathlib.Path(place) / sys.argv[2]).exists():
-        print(place)
-        break
-PYTHON
-}
-
-if [[ -z ${NVSHMEM_HOME:-} ]]; then
-    NVSHMEM_HOME="$(package_folder nvidia.nvshmem include/nvshmem.h)"
-    [[ -n $NVSHMEM_HOME ]] && export NVSHMEM_HOME || unset NVSHMEM_HOME
-fi
 if ! command -v nvcc >/dev/null && [[ -x ${CUDA_HOME:-/usr/local/cuda}/bin/nvcc ]]; then
     export PATH="${CUDA_HOME:-/usr/local/cuda}/bin:$PATH"
 fi

@@ -7,7 +7,7 @@ use kernels_cu::gpu::{Architecture, Cache, CompileOptions, Expression, Toolchain
 
 /// Whether there is a toolchain.
 fn toolchain() -> bool {
-    match Toolchain::find(Architecture::Sm90a, true) {
+    match Toolchain::find(Architecture::Sm90a, true, &[]) {
         Ok(_) => true,
         Err(error) => {
             assert!(std::env::var_os("MPK_REQUIRE_CUDA").is_none(), "MPK_REQUIRE_CUDA is set, but {error}");
@@ -25,17 +25,17 @@ fn the_kernel_compiles_without_tasks_and_errors_come_with_the_compilers_words() 
     let folder = tempfile::tempdir().unwrap();
     let cache = Cache::new(folder.path());
     let options = CompileOptions::new(Architecture::Sm80, false);
-    let made = compile(&[], &options, &cache).unwrap();
+    let made = compile(&[], &options, &[], &cache).unwrap();
     assert!(made.bytes.starts_with(b"\x7fELF") && !made.from_cache);
     let name = kernels_cu::gpu::KERNEL.as_bytes();
     assert!(made.bytes.windows(name.len()).any(|window| window == name));
     println!("{:?}\n{}", made.took, made.log);
-    let again = compile(&[], &options, &cache).unwrap();
+    let again = compile(&[], &options, &[], &cache).unwrap();
     assert!(again.from_cache && again.bytes == made.bytes);
     println!("from the cache: {:?}", again.took);
 
     let unknown = Expression { task_type: "no_such_task".to_string(), code: "int".to_string() };
-    let text = compile(&[unknown], &options, &cache).unwrap_err().to_string();
+    let text = compile(&[unknown], &options, &[], &cache).unwrap_err().to_string();
     assert!(text.contains("tasks/no_such_task/gpu.cuh") && text.contains("compute_80"), "{text}");
 }
 
@@ -79,13 +79,14 @@ fn wide_products_run_on_the_tensor_cores_without_pauses() {
     .into_iter()
     .map(|(task_type, code)| Expression { task_type: task_type.to_string(), code })
     .collect();
-    let made = compile(&codes, &CompileOptions::new(Architecture::Sm90a, false), &Cache::new(folder.path()))
-        .unwrap();
+    let made =
+        compile(&codes, &CompileOptions::new(Architecture::Sm90a, false), &[], &Cache::new(folder.path()))
+            .unwrap();
     println!("{:?}\n{}", made.took, made.log);
     assert!(!made.log.contains("(C75"), "{}", made.log);
 
     // From the toolkit, or one in the path; the set-up does not install it.
-    let nvcc = Toolchain::find(Architecture::Sm90a, false).unwrap().nvcc.path;
+    let nvcc = Toolchain::find(Architecture::Sm90a, false, &[]).unwrap().nvcc.path;
     let cubin = folder.path().join("wide.cubin");
     std::fs::write(&cubin, &made.bytes).unwrap();
     let listing = [nvcc.with_file_name("nvdisasm"), "nvdisasm".into()]
@@ -115,12 +116,12 @@ fn the_collective_launch_is_built_and_loads_its_symbol() {
     }
     let folder = tempfile::tempdir().unwrap();
     let cache = Cache::new(folder.path());
-    let shim = collective_shim(Architecture::Sm90a, &cache).unwrap();
+    let shim = collective_shim(Architecture::Sm90a, &[], &cache).unwrap();
     let bytes = std::fs::read(&shim.path).unwrap();
     assert!(bytes.starts_with(b"\x7fELF"));
     let name = b"mpk_collective_launch";
     assert!(bytes.windows(name.len()).any(|window| window == name));
-    assert_eq!(collective_shim(Architecture::Sm90a, &cache).unwrap().path, shim.path);
+    assert_eq!(collective_shim(Architecture::Sm90a, &[], &cache).unwrap().path, shim.path);
 }
 
 /// The programs of the GPU checks, which scripts/gpu_check.sh builds on a machine with a GPU.
@@ -129,7 +130,7 @@ fn the_programs_of_the_gpu_check_compile() {
     if !toolchain() {
         return;
     }
-    let nvcc = Toolchain::find(Architecture::Sm90a, false).unwrap().nvcc.path;
+    let nvcc = Toolchain::find(Architecture::Sm90a, false, &[]).unwrap().nvcc.path;
     let own = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
     let folder = tempfile::tempdir().unwrap();
     for program in ["litmus", "stream_read"] {

@@ -9,7 +9,7 @@ use crate::version::Version;
 #[non_exhaustive]
 pub enum Error {
     /// The host library is in none of the places searched.
-    #[error("NVSHMEM's host library was not found: {}", Probe::list(.probes))]
+    #[error("NVSHMEM's host library was not found in these places:{}", Probe::list(.probes))]
     NotFound {
         /// Every place tried, with what was wrong there.
         probes: Vec<Probe>,

@@ -53,7 +53,8 @@
 //! host library. If you copy the library to another machine, copy the plug-ins too.
 //!
 //! Without these variables, a build inside this repository uses the folder that `scripts/setup.sh --nvshmem`
-//! fills. Otherwise the loader's own search finds the library.
+//! fills. Otherwise the library is found by the loader's own search, or among the packages of Python
+//! ([`packages`]).
 //!
 //! # Threads
 //!
@@ -65,6 +66,7 @@ mod code;
 mod error;
 mod library;
 pub mod locate;
+mod packages;
 pub mod result;
 pub mod sys;
 mod types;
@@ -73,6 +75,7 @@ mod version;
 pub use bootstrap::UniqueId;
 pub use error::Error;
 pub use library::Library;
+pub use packages::packages;
 pub use types::{Dim3, InitStatus, Team};
 pub use version::{HEADER_VERSION, Version};
 

@@ -3,11 +3,13 @@
 //! 1. `NVSHMEM_HOME`, if it is set: `lib/` and `lib64/` under it, and nowhere else;
 //! 2. for a program that still lies where it was built: the folder that `scripts/setup.sh --nvshmem` fills
 //!    there;
-//! 3. the loader's own search (`LD_LIBRARY_PATH`, the loader's cache, the system folders).
+//! 3. the loader's own search (`LD_LIBRARY_PATH`, the loader's cache, the system folders);
+//! 4. the packages of Python ([`packages`]).
 //!
 //! A program that was copied elsewhere does not use the folder where it was built: on another machine that folder may
 //! belong to anyone.
 
+use crate::packages::packages;
 use std::ffi::OsString;
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -27,12 +29,15 @@ const SETUP_FOLDER: &str = ".setup/nvidia/nvshmem";
 /// The variable that names the library's folder.
 const VARIABLE: &str = "NVSHMEM_HOME";
 
+/// The origin of a place among Python's packages.
+const PACKAGES: &str = "Python's packages";
+
 /// One place where the library may be.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Candidate {
     /// A path, or a bare file name for the loader's search.
     pub path: PathBuf,
-    /// Why this place: the variable, the set-up or the loader.
+    /// Why this place: the variable, the set-up, the loader or Python's packages.
     pub origin: &'static str,
 }
 
@@ -57,20 +62,24 @@ impl Probe {
         probes.iter().any(|probe| probe.candidate.origin == VARIABLE)
     }
 
-    /// All probes, one after the other.
+    /// All probes, each on a line.
     pub(crate) fn list(probes: &[Self]) -> String {
-        probes.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+        probes.iter().map(|probe| format!("\n  {probe}")).collect()
     }
 }
 
 /// The places to try, in order, given the value of `NVSHMEM_HOME`.
 #[must_use]
 pub fn candidates(nvshmem_home: Option<OsString>) -> Vec<Candidate> {
-    candidates_for(std::env::current_exe().ok().as_deref(), nvshmem_home)
+    candidates_for(std::env::current_exe().ok().as_deref(), nvshmem_home, packages)
 }
 
-/// [`candidates`] of the program at `program`.
-fn candidates_for(program: Option<&Path>, nvshmem_home: Option<OsString>) -> Vec<Candidate> {
+/// [`candidates`] of the program at `program`, where Python has `packages`.
+fn candidates_for(
+    program: Option<&Path>,
+    nvshmem_home: Option<OsString>,
+    packages: impl Fn() -> Vec<PathBuf>,
+) -> Vec<Candidate> {
     let below = |root: PathBuf, origin| {
         ["lib", "lib64"]
             .map(|folder| Candidate { path: root.join(folder).join(FILE_NAME), origin })
@@ -82,6 +91,7 @@ fn candidates_for(program: Option<&Path>, nvshmem_home: Option<OsString>) -> Vec
             .into_iter()
             .flat_map(|repository| below(repository.join(SETUP_FOLDER), "scripts/setup.sh").take(1))
             .chain([Candidate { path: FILE_NAME.into(), origin: "the loader's search" }])
+            .chain(packages().into_iter().flat_map(|folder| below(folder, PACKAGES).take(1)))
             .collect(),
     }
 }
@@ -128,20 +138,29 @@ mod tests {
     fn a_copied_program_does_not_look_where_it_was_built() {
         let folder = std::env::temp_dir();
         for program in [None, Some(folder.as_path()), Some(Path::new("/no/such/program"))] {
-            let found = candidates_for(program, None);
+            let found = candidates_for(program, None, Vec::new);
             assert_eq!(found.len(), 1, "{found:?}");
             assert_eq!(found[0].path, PathBuf::from(FILE_NAME));
         }
     }
 
     #[test]
-    fn without_the_variable_the_setup_comes_before_the_loader() {
+    fn without_the_variable_the_setup_comes_first_and_pythons_packages_last() {
         let own = Path::new(env!("CARGO_MANIFEST_DIR")).join("Cargo.toml");
         for unset in [None, Some(OsString::new())] {
-            let found = candidates_for(Some(&own), unset);
-            assert_eq!(found.len(), 2);
+            let packages = || ["/a/nvidia/nvshmem", "/b/nvidia/nvshmem"].map(PathBuf::from).to_vec();
+            let found = candidates_for(Some(&own), unset, packages);
+            assert_eq!(found.len(), 4);
             assert!(found[0].path.ends_with(".setup/nvidia/nvshmem/lib/libnvshmem_host.so.3"));
             assert_eq!(found[1].path, PathBuf::from(FILE_NAME), "a bare name makes the loader search");
+            assert_eq!(found[2].path, PathBuf::from("/a/nvidia/nvshmem/lib/libnvshmem_host.so.3"));
+            assert_eq!(found[3].path, PathBuf::from("/b/nvidia/nvshmem/lib/libnvshmem_host.so.3"));
+            let text =
+                crate::Library::load_from(found[2..].to_vec()).expect_err("no such folders").to_string();
+            assert!(
+                found[2..].iter().all(|c| text.contains(&format!("{} (Python's", c.path.display()))),
+                "{text}"
+            );
         }
     }
 }

@@ -30,17 +30,19 @@ pub struct Cubin {
 }
 
 /// The cubin with these kernel variants, from the cache or compiled by nvcc. If several processes need the same cubin, one
-/// compiles it and the others wait. Needs no toolchain if it is in the cache.
+/// compiles it and the others wait. Needs no toolchain if it is in the cache. NVSHMEM's headers and device library may
+/// lie in one of `packages`, as for [`NvshmemFiles::find`].
 ///
 /// # Errors
 /// There is no toolchain, nvcc refuses the source, or the cache cannot be used.
 pub fn compile(
     expressions: &[Expression],
     options: &CompileOptions,
+    packages: &[PathBuf],
     cache: &Cache,
 ) -> Result<Cubin, GpuError> {
     let started = Instant::now();
-    let toolchain = Toolchain::find(options.architecture, options.nvshmem);
+    let toolchain = Toolchain::find(options.architecture, options.nvshmem, packages);
     let cubin = compile_with(expressions, options, cache, toolchain)?;
     Ok(Cubin { took: started.elapsed(), ..cubin })
 }

@@ -29,11 +29,16 @@ extern "C" __attribute__((visibility("default"))) int mpk_collective_launch(
 }
 "#;
 
-/// The shim, from the cache or newly built. If this fails, the caller launches cooperatively and logs that.
+/// The shim, from the cache or newly built. If this fails, the caller launches cooperatively and logs that. NVSHMEM's
+/// device library may lie in one of `packages`, as for [`NvshmemFiles::find`](super::NvshmemFiles::find).
 ///
 /// # Errors
 /// There is no toolchain, or the shim cannot be built.
-pub fn collective_shim(architecture: Architecture, cache: &Cache) -> Result<CollectiveShim, GpuError> {
+pub fn collective_shim(
+    architecture: Architecture,
+    packages: &[PathBuf],
+    cache: &Cache,
+) -> Result<CollectiveShim, GpuError> {
     let flags = [
         compile::code_flag(architecture),
         "-rdc=true".to_string(),
@@ -43,7 +48,7 @@ pub fn collective_shim(architecture: Architecture, cache: &Cache) -> Result<Coll
         "-allow-unsupported-compiler".to_string(),
     ];
     let key = identity::key("collective launch", SOURCE, &flags, None);
-    let toolchain = Toolchain::find(architecture, true);
+    let toolchain = Toolchain::find(architecture, true, packages);
     let (entry, _) =
         compile::cached(cache, &key, "so", toolchain, |toolchain, folder| make(toolchain, &flags, folder))?;
     Ok(CollectiveShim { path: entry.path, nvshmem: entry.description.toolchain.nvshmem })

@@ -55,13 +55,14 @@ pub struct Toolchain {
 }
 
 impl Toolchain {
-    /// Looks for an nvcc that compiles for `architecture`, and for NVSHMEM if it is needed.
+    /// Looks for an nvcc that compiles for `architecture`, and for NVSHMEM if it is needed: in the places of
+    /// [`NvshmemFiles::find`], which end with `packages`.
     ///
     /// # Errors
     /// What is missing or too old, the places that were searched, and the command that installs it.
-    pub fn find(architecture: Architecture, nvshmem: bool) -> Result<Self, GpuError> {
+    pub fn find(architecture: Architecture, nvshmem: bool, packages: &[PathBuf]) -> Result<Self, GpuError> {
         let nvcc = Nvcc::find(Some(architecture))?;
-        Ok(Toolchain { nvcc, nvshmem: nvshmem.then(NvshmemFiles::find).transpose()? })
+        Ok(Toolchain { nvcc, nvshmem: nvshmem.then(|| NvshmemFiles::find(packages)).transpose()? })
     }
 
     /// The properties that affect the compiled code.
@@ -119,16 +120,16 @@ fn parse_version(text: &str) -> Option<((u32, u32), String)> {
 }
 
 impl NvshmemFiles {
-    /// Only in `$NVSHMEM_HOME` if that is set. Otherwise in the first of the set-up's folder, `/usr/local/nvshmem` and
-    /// the folders of Linux distributions.
+    /// Only in `$NVSHMEM_HOME` if that is set. Otherwise in the first of the set-up's folder, `/usr/local/nvshmem`,
+    /// the folders of Linux distributions, and `packages`: the folders where pip may have installed NVSHMEM.
     ///
     /// # Errors
     /// The files are missing or too old.
-    pub fn find() -> Result<Self, GpuError> {
+    pub fn find(packages: &[PathBuf]) -> Result<Self, GpuError> {
         let what = format!("NVSHMEM {OLDEST_NVSHMEM} or later (headers and libnvshmem_device.a)");
         let home = env::var_os("NVSHMEM_HOME").filter(|home| !home.is_empty());
         let variable = home.is_some().then_some("NVSHMEM_HOME");
-        let candidates = nvshmem_candidates(home);
+        let candidates = nvshmem_candidates(home, packages);
         first(what, variable, candidates, |place| &place.0, |(include, lib)| NvshmemFiles::at(include, lib))
     }
 
@@ -226,7 +227,7 @@ fn nvcc_candidates(variable: &dyn Fn(&str) -> Option<OsString>) -> Vec<Candidate
     list
 }
 
-fn nvshmem_candidates(home: Option<OsString>) -> Vec<Candidate<NvshmemPlace>> {
+fn nvshmem_candidates(home: Option<OsString>, packages: &[PathBuf]) -> Vec<Candidate<NvshmemPlace>> {
     let mut list = Vec::new();
     let mut add = |include: PathBuf, lib: PathBuf, origin| {
         list.push(Candidate { place: (include, lib), origin });
@@ -251,6 +252,9 @@ fn nvshmem_candidates(home: Option<OsString>) -> Vec<Candidate<NvshmemPlace>> {
         let include = PathBuf::from(format!("/usr/include/nvshmem_{cuda}"));
         let lib = Path::new(&system).join("nvshmem").join(cuda);
         add(include, lib, "the distribution's place");
+    }
+    for folder in packages {
+        add(folder.join("include"), folder.join("lib"), "Python's packages");
     }
     list
 }
@@ -326,7 +330,7 @@ mod tests {
 
     #[test]
     fn a_variable_that_excludes_the_other_places_is_named_first_and_each_problem_once() {
-        let list = nvshmem_candidates(Some("/n".into()));
+        let list = nvshmem_candidates(Some("/n".into()), &["/package".into()]);
         assert!(list.iter().all(|c| c.origin == "NVSHMEM_HOME"));
         let at = |place: &NvshmemPlace| NvshmemFiles::at(&place.0, &place.1);
         let error =
@@ -342,8 +346,38 @@ mod tests {
     fn relative_folders_of_variables_become_absolute() {
         let list = nvcc_candidates(&|_| Some("some/cuda".into()));
         assert_eq!(list[0].place, env::current_dir().unwrap().join("some/cuda/bin/nvcc"));
-        let list = nvshmem_candidates(Some("some/nvshmem".into()));
+        let list = nvshmem_candidates(Some("some/nvshmem".into()), &[]);
         assert!(list.iter().all(|c| c.place.0.is_absolute() && c.place.1.is_absolute()));
+    }
+
+    #[test]
+    fn pythons_packages_are_the_last_place_for_nvshmem_and_are_named() {
+        let root = tempfile::tempdir().unwrap();
+        let package = |name: &str| root.path().join(name).join("nvidia/nvshmem");
+        let packages = [package("empty"), package("full")];
+        fs::create_dir_all(packages[1].join("include/non_abi")).unwrap();
+        fs::create_dir_all(packages[1].join("lib")).unwrap();
+        let list = nvshmem_candidates(None, &packages);
+        let ours = list.iter().rev().map(|c| c.place.0.parent().unwrap()).take(2);
+        assert!(ours.eq(packages.iter().rev().map(PathBuf::as_path)), "they are not the last two places");
+        let find = || {
+            let list = nvshmem_candidates(None, &packages).into_iter();
+            let ours = list.filter(|c| c.origin == "Python's packages").collect();
+            let at = |place: &NvshmemPlace| NvshmemFiles::at(&place.0, &place.1);
+            first("NVSHMEM".to_string(), None, ours, |place| &place.0, at)
+        };
+        let text = find().unwrap_err().to_string();
+        for folder in &packages {
+            assert!(
+                text.contains(&format!("{} (Python's packages)", folder.join("include").display())),
+                "{text}"
+            );
+        }
+        let header = "#define NVSHMEM_VENDOR_MAJOR_VERSION 3\n#define NVSHMEM_VENDOR_MINOR_VERSION 8\n\
+                      #define NVSHMEM_VENDOR_PATCH_VERSION 0\n";
+        fs::write(packages[1].join("include/non_abi/nvshmem_version.h"), header).unwrap();
+        fs::write(packages[1].join("lib/libnvshmem_device.a"), "").unwrap();
+        assert_eq!(find().unwrap().lib, packages[1].join("lib"));
     }
 
     /// The fake nvcc with the behaviour that its name determines.

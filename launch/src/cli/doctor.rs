@@ -265,7 +265,7 @@ fn check_host_compiler(table: &mut Table, named: Option<OsString>) {
 
 fn check_nvshmem(table: &mut Table, ranks: u32) {
     let needed = ranks > 1;
-    let device = NvshmemFiles::find();
+    let device = NvshmemFiles::find(&nvshmem_sys::packages());
     match &device {
         Ok(files) => {
             table.good(NVSHMEM_DEVICE, format!("{} ({})", files.version, files.include.display()));

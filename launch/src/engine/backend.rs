@@ -301,7 +301,7 @@ fn code(
     let shim = if collective { shim(world, options.architecture, &cache) } else { None };
     let nvshmem = match cubin.toolchain.nvshmem {
         None if world.size() > 1 => {
-            let installed = NvshmemFiles::find().ok().map(|files| files.version);
+            let installed = NvshmemFiles::find(&nvshmem_sys::packages()).ok().map(|files| files.version);
             installed.or_else(|| shim.as_ref().and_then(|shim| shim.nvshmem))
         }
         linked => linked,
@@ -324,10 +324,11 @@ fn compile_side_by_side(
     others: &[CompileOptions],
     cache: &Cache,
 ) -> Result<(Cubin, Vec<Cubin>), GpuError> {
+    let packages = nvshmem_sys::packages();
+    let compile = |options| compile(expressions, options, &packages, cache);
     std::thread::scope(|scope| {
-        let others: Vec<_> =
-            others.iter().map(|options| scope.spawn(|| compile(expressions, options, cache))).collect();
-        let cubin = compile(expressions, options, cache);
+        let others: Vec<_> = others.iter().map(|options| scope.spawn(move || compile(options))).collect();
+        let cubin = compile(options);
         let others =
             others.into_iter().map(|thread| thread.join().unwrap_or_else(|p| std::panic::resume_unwind(p)));
         let others = others.collect::<Result<_, _>>();
@@ -393,7 +394,7 @@ fn shim(world: &World, architecture: Architecture, cache: &Cache) -> Option<Coll
     let exported = nvshmem_sys::Library::load().is_ok_and(|library| library.has_collective_launch());
     // One rank of each node builds it.
     let first = world.node_rank() == 0;
-    let build = || match collective_shim(architecture, cache) {
+    let build = || match collective_shim(architecture, &nvshmem_sys::packages(), cache) {
         Ok(shim) => Some(shim),
         Err(error) => {
             tracing::info!(
@@ -445,9 +446,11 @@ pub fn compile_all(
     };
     let options = compile_options(row, kind, tuning)?;
     let cache = Cache::from_environment().map_err(error)?;
-    let cubin = telling(expressions.len(), || compile(&expressions, &options, &cache)).map_err(error)?;
+    let packages = nvshmem_sys::packages();
+    let cubin =
+        telling(expressions.len(), || compile(&expressions, &options, &packages, &cache)).map_err(error)?;
     if ranks > 1
-        && let Err(problem) = collective_shim(options.architecture, &cache)
+        && let Err(problem) = collective_shim(options.architecture, &packages, &cache)
     {
         tracing::info!("NVSHMEM's collective launch is not used: {problem}");
     }
