@@ -1,9 +1,10 @@
 //! Proves the host's side of the CUDA target without a GPU. A fake driver (`tests/fake_gpu/libcuda.cpp`) checks what
-//! it is given, runs the kernels that pack weights on the host, and ends, hangs or fails as asked. Also covers what
-//! a machine may lack (exit status 3), and `mpk-run doctor`.
+//! it is given, runs the kernels that pack weights on the host, and ends, hangs or fails as asked.
+
+mod machine;
+mod weights;
 
 use mpk_tests::{Job, ModelFile};
-use serde_json::{Value, json};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -97,117 +98,6 @@ impl Fake {
 fn job(model: &ModelFile) -> Job {
     let job = Job::new(1).arg(model.path()).args(["--prompt-tokens", "1,2,3", "--max-new-tokens", "4"]);
     FAKE.around(job)
-}
-
-/// The rows of all packed matrices, as the kernel would find them.
-fn dumped(model: &ModelFile, name: &str, arguments: &[&str]) -> Vec<Vec<f32>> {
-    let dump = FAKE.path(name);
-    let found = job(model).args(arguments).env("FAKE_GPU_DUMP", &dump.display().to_string()).run_json();
-    assert_eq!((&found.backend[..], found.requests[0].tokens.len()), ("cuda", 4));
-    let text = fs::read_to_string(&dump).expect("the dump");
-    let row = |line: &str| line.split_whitespace().map(|v| v.parse().expect("a number")).collect();
-    text.lines().map(row).collect()
-}
-
-/// Whether `all` contains `rows`, one after the other.
-fn holds(all: &[Vec<f32>], rows: &[Vec<f32>]) -> bool {
-    all.windows(rows.len()).any(|window| window == rows)
-}
-
-/// An IEEE half-precision number.
-fn half(bits: u16) -> f32 {
-    let (exponent, fraction) = (i32::from(bits >> 10 & 31), f32::from(bits & 1023));
-    let size = match exponent {
-        0 => fraction * 2f32.powi(-24),
-        _ => (1024.0 + fraction) * 2f32.powi(exponent - 25),
-    };
-    if bits >> 15 == 1 { -size } else { size }
-}
-
-/// All matrices of a safetensors file, by name, as rows of f32.
-fn matrices(path: &Path) -> Vec<(String, Vec<Vec<f32>>)> {
-    let bytes = fs::read(path).expect("the checkpoint");
-    let length = u64::from_le_bytes(bytes[..8].try_into().expect("8 bytes")) as usize;
-    let header: Value = serde_json::from_slice(&bytes[8..8 + length]).expect("the header");
-    let mut all = Vec::new();
-    for (name, entry) in header.as_object().expect("an object") {
-        let Some(shape) = entry["shape"].as_array().filter(|shape| shape.len() == 2) else { continue };
-        let columns = shape[1].as_u64().expect("a number") as usize;
-        let offset = |i: usize| 8 + length + entry["data_offsets"][i].as_u64().expect("a number") as usize;
-        let data = &bytes[offset(0)..offset(1)];
-        let values: Vec<f32> = match entry["dtype"].as_str() {
-            Some("F32") => data.chunks(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect(),
-            Some("BF16") => data
-                .chunks(2)
-                .map(|b| f32::from_bits(u32::from(b[1]) << 24 | u32::from(b[0]) << 16))
-                .collect(),
-            Some("F16") => data.chunks(2).map(|b| half(u16::from_le_bytes([b[0], b[1]]))).collect(),
-            other => panic!("{name} has type {other:?}"),
-        };
-        all.push((name.clone(), values.chunks(columns).map(<[f32]>::to_vec).collect()));
-    }
-    all
-}
-
-/// Every matrix of the checkpoint is where the tasks' operands say, in the layout of the tensor cores.
-#[test]
-fn weights_lie_where_the_kernel_reads_them() {
-    for fixture in ["qwen3", "qwen2", "mistral"] {
-        let model = ModelFile::of_fixture(fixture);
-        let all = dumped(&model, fixture, &[]);
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures").join(fixture);
-        let mut checked = 0;
-        for entry in fs::read_dir(folder).expect("the fixture").flatten() {
-            if entry.path().extension().is_some_and(|e| e == "safetensors") {
-                for (name, rows) in matrices(&entry.path()) {
-                    assert!(holds(&all, &rows), "{fixture}: {name}");
-                    checked += 1;
-                }
-            }
-        }
-        assert!(checked > 5, "{fixture}: {checked} matrices");
-    }
-}
-
-/// The formula of launch/src/model/random_weights.rs, written a second time.
-fn random(seed: u64, name: &str, i: u64) -> f32 {
-    let mix64 = |mut x: u64| {
-        x = (x ^ x >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        x = (x ^ x >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);
-        x ^ x >> 31
-    };
-    let mut key = 0xCBF2_9CE4_8422_2325u64;
-    for byte in name.bytes() {
-        key = (key ^ u64::from(byte)).wrapping_mul(0x100_0000_01B3);
-    }
-    key = mix64(key ^ mix64(seed.wrapping_add(0x9E37_79B9_7F4A_7C15)));
-    let mut h = i as u32 ^ key as u32;
-    h = (h ^ h >> 16).wrapping_mul(0x7FEB_352D);
-    h = (h ^ h >> 15).wrapping_mul(0x846C_A68B);
-    h = h ^ h >> 16 ^ (key >> 32) as u32 ^ (i >> 32) as u32;
-    h = h.wrapping_mul(0x9E37_79B1);
-    h ^= h >> 15;
-    (0..4).map(|byte| (h >> (8 * byte) & 127) as i32).sum::<i32>().wrapping_sub(254) as f32 / 4096.0
-}
-
-#[test]
-fn random_weights_are_filled_on_the_device() {
-    let config = json!({
-        "architectures": ["Qwen3ForCausalLM"], "hidden_size": 40, "num_hidden_layers": 1,
-        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "intermediate_size": 52,
-        "vocab_size": 61, "tie_word_embeddings": false, "rms_norm_eps": 1e-6, "rope_theta": 1e4,
-        "max_position_embeddings": 512, "torch_dtype": "bfloat16", "hidden_act": "silu"
-    });
-    let model = ModelFile::random(config, 5);
-    let all = dumped(&model, "random", &["--ignore-eos"]);
-    for (name, rows, columns) in [
-        ("lm_head.weight", 61, 40),
-        ("model.layers.0.mlp.down_proj.weight", 40, 52),
-        ("model.layers.0.self_attn.k_proj.weight", 32, 40),
-    ] {
-        let row = |r: u64| (0..columns).map(|c| random(5, name, r * columns + c)).collect();
-        assert!(holds(&all, &(0..rows).map(row).collect::<Vec<Vec<f32>>>()), "{name}");
-    }
 }
 
 #[test]
@@ -383,62 +273,6 @@ fn ctrl_c_ends_the_kernel() {
     assert!(finished.stderr.contains("interrupted"), "{}", finished.stderr);
 }
 
-/// What the machine lacks gives status 3 and the fix; `auto` does not switch to the CPU silently.
-#[test]
-fn what_the_machine_lacks_is_named_with_its_fix() {
-    let model = ModelFile::of_fixture("mistral");
-    for (variable, value, words) in [
-        ("FAKE_GPU_DRIVER", "11080", &["CUDA 11.8", "CUDA 12.0", "--backend cpu"][..]),
-        ("FAKE_GPU_DRIVER", "12080", &["CUDA 12.8", "CUDA 13.0", "newer driver"]),
-        ("FAKE_GPU_CAPABILITY", "70", &["compute capability 7.0", "CUDA_VISIBLE_DEVICES"]),
-        (
-            "FAKE_GPU_MEMORY",
-            "1000000",
-            &["needed", "weights", "key-value cache", "activations", "symmetric heap"],
-        ),
-        ("FAKE_GPU_REFUSES", "1", &["CUDA_ERROR_NO_BINARY_FOR_GPU", "doctor"]),
-        ("FAKE_GPU_OCCUPANCY", "0", &["at the same time", "--workers"]),
-        ("FAKE_GPU_SHARED", "49152", &["shared memory"]),
-    ] {
-        for backend in ["auto", "cuda"] {
-            let finished = job(&model).args(["--backend", backend]).env(variable, value).run().expect(3);
-            for word in words {
-                assert!(finished.stderr.contains(word), "{variable}={value}: {}", finished.stderr);
-            }
-        }
-    }
-    // Found before NVSHMEM is started.
-    let finished = two(&model, "nvshmem").env("FAKE_GPU_DRIVER", "12080").run().expect(3);
-    assert!(finished.stderr.contains("CUDA 13.0 is needed"), "{}", finished.stderr);
-    assert!(!finished.stderr.contains("symmetric heap of"), "{}", finished.stderr);
-    // No GPU at all: it uses the CPU and says so, unless a GPU is asked for.
-    let none = job(&model).env("FAKE_GPU_COUNT", "0");
-    let finished = none.clone().run().expect(0);
-    assert!(finished.stderr.contains("backend cpu (no GPU"), "{}", finished.stderr);
-    none.args(["--backend", "cuda"]).run().expect(3);
-    // Several ranks need NVSHMEM.
-    let finished = two(&model, "none").run().expect(3);
-    assert!(finished.stderr.contains("NVSHMEM") && finished.stderr.contains("scripts/setup.sh"));
-    // More workers than SMs.
-    let finished = job(&model).args(["--workers", "200"]).run().expect(2);
-    assert!(finished.stderr.contains("multiprocessors"), "{}", finished.stderr);
-}
-
-/// A library with the driver's name but without its functions.
-#[test]
-fn a_driver_without_functions_does_not_panic() {
-    let model = ModelFile::of_fixture("mistral");
-    let hidden = FAKE.libraries("hidden");
-    for run in [job(&model), two(&model, "nvshmem")] {
-        let finished = run.env("LD_LIBRARY_PATH", &hidden).run().expect(3);
-        assert!(finished.stderr.contains("cuDriverGetVersion"), "{}", finished.stderr);
-    }
-    let doctor = FAKE.around(Job::alone().arg("doctor")).env("LD_LIBRARY_PATH", &hidden);
-    let finished = doctor.run().expect(0);
-    assert!(finished.stdout.contains("cuDriverGetVersion"), "{}", finished.stdout);
-    doctor.args(["--backend", "cuda"]).run().expect(3);
-}
-
 /// A build for a device refuses what a run on it would refuse.
 #[test]
 fn builds_refuse_what_runs_refuse() {
@@ -453,35 +287,6 @@ fn builds_refuse_what_runs_refuse() {
         let build = Job::alone().arg(model.path()).args([only, "--device", "h200", "--ranks", "2"]);
         refused(FAKE.around(build));
     }
-}
-
-#[test]
-fn the_doctor_names_what_is_there_and_what_is_missing() {
-    let model = ModelFile::of_fixture("mistral");
-    let doctor = || FAKE.around(Job::alone().arg("doctor"));
-    let finished = doctor().arg(model.path()).run().expect(0);
-    for word in
-        ["serves CUDA up to 13.0", "NVIDIA H200", "nvcc 13.0", "rank 0 on GPU 0", "memory for the model"]
-    {
-        assert!(finished.stdout.contains(word), "{word}: {}", finished.stdout);
-    }
-    let lines = finished.stdout.lines().count();
-    assert!(lines >= 10, "{}", finished.stdout);
-    doctor().args(["--backend", "cuda"]).run().expect(0);
-    let finished = doctor().args(["--ranks", "2", "--backend", "cuda"]).run().expect(0);
-    assert!(finished.stdout.contains("share a GPU"), "{}", finished.stdout);
-    // Without NVSHMEM, two ranks run on the CPU.
-    let none = FAKE.path("none").display().to_string();
-    let doctor_of_two = || doctor().args(["--ranks", "2"]).env("NVSHMEM_HOME", &none);
-    doctor_of_two().run().expect(0);
-    let finished = doctor_of_two().args(["--backend", "cuda"]).run().expect(3);
-    assert!(finished.stdout.contains("MISSING") && finished.stdout.contains("scripts/setup.sh --nvshmem"));
-    // The doctor is useful without a GPU, too.
-    let finished = doctor().env("FAKE_GPU_COUNT", "0").run().expect(0);
-    assert!(finished.stdout.contains("on the CPU") && finished.stdout.contains("finds no GPU"));
-    doctor().env("FAKE_GPU_COUNT", "0").args(["--backend", "cuda"]).run().expect(3);
-    doctor().arg("/no/such/model.json").run().expect(2);
-    Job::alone().args(["doctor", "--no-such-option"]).run().expect(2);
 }
 
 /// Without a GPU, the kernel variants of all ranks' graphs go into the cache once.
