@@ -87,3 +87,38 @@ fn the_doctor_names_what_is_there_and_what_is_missing() {
     doctor().arg("/no/such/model.json").run().expect(2);
     Job::alone().args(["doctor", "--no-such-option"]).run().expect(2);
 }
+
+/// A program that was copied from where it was built finds NVSHMEM in a virtual environment.
+#[test]
+fn nvshmem_that_pip_installed_is_found() {
+    let copy = FAKE.path("mpk-run");
+    std::fs::copy(mpk_tests::job::binary(), &copy).expect("a copy of mpk-run");
+    let copy: &str = copy.display().to_string().leak();
+    let doctor = |environment: &str| {
+        let environment = FAKE.path(environment).display().to_string();
+        let job = FAKE.around(Job::alone().of(copy).args(["doctor", "--ranks", "2"]));
+        job.env("NVSHMEM_HOME", "").env("VIRTUAL_ENV", &environment).run().expect(0)
+    };
+    let packages = FAKE.path("environment/lib/python3.12/site-packages/nvidia");
+    std::fs::create_dir_all(&packages).expect("a folder");
+    std::os::unix::fs::symlink(FAKE.path("nvshmem"), packages.join("nvshmem")).expect("a link");
+    let lines = |text: &str| -> Vec<String> {
+        let lines = text.lines().filter(|line| line.starts_with("NVSHMEM h"));
+        lines.map(|line| line.split_whitespace().collect::<Vec<_>>().join(" ")).collect()
+    };
+    if lines(&doctor("none").stdout).iter().any(|line| line.contains(" ok ")) {
+        eprintln!("skipped: this machine has an NVSHMEM in another place that is searched");
+        return;
+    }
+    let finished = doctor("environment");
+    let place = packages.join("nvshmem");
+    assert_eq!(
+        lines(&finished.stdout),
+        [
+            format!("NVSHMEM headers, device library ok 3.4.5 ({})", place.join("include").display()),
+            format!("NVSHMEM host library ok 3.4.5 ({})", place.join("lib/libnvshmem_host.so.3").display()),
+        ],
+        "{}",
+        finished.stdout
+    );
+}
