@@ -353,51 +353,64 @@ impl<'a> TestOp<'a> {
     pub fn run(&self, inputs: &mut [TestTensor], batch: &mut TestBatch) -> Result<Vec<TestTensor>, OpError> {
         let types = self.infer(inputs)?;
         let partition = self.partition(inputs)?;
-        let mut outputs: Vec<TestTensor> = types
-            .iter()
-            .map(|ty| {
-                let dims: Vec<u32> = ty.dims.iter().map(|d| *d as u32).collect();
-                TestTensor::poisoned(ty.dtype, &dims).with_rows(ty.rows)
-            })
-            .collect();
-        for (index, output) in outputs.iter().enumerate() {
-            if !self.in_place.iter().any(|p| p.0 == index) {
-                assert_covered_once(&partition, index as u8, &output.dims);
-            }
-        }
-        let table = kernel_table().unwrap_or_else(|e| panic!("{e}"));
-        let kernel = type_number(self.name).and_then(|number| table[usize::from(number)].run);
-        let kernel = kernel.unwrap_or_else(|| panic!("no kernel {}", self.name));
-        for spec in &partition.tasks {
-            let mut task = TestTask {
-                params: partition.params.clone(),
-                args: spec.args,
-                scratch_bytes: partition.scratch_bytes,
-                ..TestTask::default()
-            };
-            for read in &spec.reads {
-                task.inputs.push(inputs[usize::from(read.operand)].view(read));
-            }
-            for write in &spec.writes {
-                let index = usize::from(write.operand);
-                let tensor = match self.in_place.iter().find(|p| p.0 == index) {
-                    Some((_, input)) => &mut inputs[*input],
-                    None => &mut outputs[index],
-                };
-                task.outputs.push(tensor.view(write));
-            }
-            let whole = |t: &mut TestTensor| t.view(&Access::new(0, Region::whole(&t.dims.clone())));
-            let memory: Vec<_> = inputs.iter_mut().chain(&mut outputs).map(whole).collect();
-            let code = call_kernel(kernel, self.name, &task, &memory, batch, &TestRank::default());
-            assert_eq!(code, 0, "{} failed", self.name);
-        }
-        let mut index = 0;
-        outputs.retain(|_| {
-            index += 1;
-            !self.in_place.iter().any(|p| p.0 == index - 1)
-        });
-        Ok(outputs)
+        Ok(run_tasks(self.name, &partition, &types, inputs, &self.in_place, batch))
     }
+}
+
+/// Runs all tasks of an operator's `partition` in order; returns the outputs (poisoned before), except those in place:
+/// (output, input). Panics if the writes do not cover an output exactly once, or if a kernel fails.
+pub fn run_tasks(
+    name: &str,
+    partition: &Partition,
+    types: &[TensorType],
+    inputs: &mut [TestTensor],
+    in_place: &[(usize, usize)],
+    batch: &mut TestBatch,
+) -> Vec<TestTensor> {
+    let mut outputs: Vec<TestTensor> = types
+        .iter()
+        .map(|ty| {
+            let dims: Vec<u32> = ty.dims.iter().map(|d| *d as u32).collect();
+            TestTensor::poisoned(ty.dtype, &dims).with_rows(ty.rows)
+        })
+        .collect();
+    for (index, output) in outputs.iter().enumerate() {
+        if !in_place.iter().any(|p| p.0 == index) {
+            assert_covered_once(partition, index as u8, &output.dims);
+        }
+    }
+    let table = kernel_table().unwrap_or_else(|e| panic!("{e}"));
+    let kernel = type_number(name).and_then(|number| table[usize::from(number)].run);
+    let kernel = kernel.unwrap_or_else(|| panic!("no kernel {name}"));
+    for spec in &partition.tasks {
+        let mut task = TestTask {
+            params: partition.params.clone(),
+            args: spec.args,
+            scratch_bytes: partition.scratch_bytes,
+            ..TestTask::default()
+        };
+        for read in &spec.reads {
+            task.inputs.push(inputs[usize::from(read.operand)].view(read));
+        }
+        for write in &spec.writes {
+            let index = usize::from(write.operand);
+            let tensor = match in_place.iter().find(|p| p.0 == index) {
+                Some((_, input)) => &mut inputs[*input],
+                None => &mut outputs[index],
+            };
+            task.outputs.push(tensor.view(write));
+        }
+        let whole = |t: &mut TestTensor| t.view(&Access::new(0, Region::whole(&t.dims.clone())));
+        let memory: Vec<_> = inputs.iter_mut().chain(&mut outputs).map(whole).collect();
+        let code = call_kernel(kernel, name, &task, &memory, batch, &TestRank::default());
+        assert_eq!(code, 0, "{name} failed");
+    }
+    let mut index = 0;
+    outputs.retain(|_| {
+        index += 1;
+        !in_place.iter().any(|p| p.0 == index - 1)
+    });
+    outputs
 }
 
 /// Panics unless the writes of output `operand` cover `dims` exactly once.

@@ -2,7 +2,7 @@
 
 use crate::abi::{MPK_SAMPLING_NOISE, MPK_SAMPLING_ON, mpk_sampling};
 use crate::registry::registry;
-use crate::testing::{Call, TestBatch, TestRank, TestTask, TestTensor, random_values, run_task};
+use crate::testing::{TestBatch, TestTensor, random_values, run_tasks};
 use serde_json::json;
 use taskgraph::op_graph::{Attrs, Role};
 use taskgraph::task_type::{LocalOp, OpView, OperandView, TensorType};
@@ -80,10 +80,10 @@ pub(super) struct Step<'a> {
 
 impl Step<'_> {
     /// `inputs`: a rank's own tensors with their global dimensions and shardings.
-    pub(super) fn run(&mut self, mut inputs: Vec<(TestTensor, Vec<u64>, Sharding)>) -> Vec<TestTensor> {
+    pub(super) fn run(&mut self, inputs: Vec<(TestTensor, Vec<u64>, Sharding)>) -> Vec<TestTensor> {
         let contract = registry().get(self.name).unwrap().clone();
-        let shardings: Vec<Sharding> = inputs.iter().map(|i| i.2.clone()).collect();
-        let views = inputs.iter().zip(&shardings).map(|((tensor, dims, _), sharding)| OperandView {
+        let (mut tensors, global): (Vec<_>, Vec<_>) = inputs.into_iter().map(|(t, d, s)| (t, (d, s))).unzip();
+        let views = tensors.iter().zip(&global).map(|(tensor, (dims, sharding))| OperandView {
             name: "input",
             ty: TensorType { dims: dims.clone(), ..tensor.ty() },
             sharding,
@@ -116,35 +116,13 @@ impl Step<'_> {
         };
         let op = LocalOp {
             global: &view,
-            inputs: inputs.iter().map(|i| i.0.ty()).collect(),
+            inputs: tensors.iter().map(TestTensor::ty).collect(),
             outputs: types.iter().zip(&rule.outputs).map(|(ty, s)| local(ty, s)).collect(),
             rank: self.rank,
             world: self.world,
         };
         let partition = contract.partition(&op, &Target::cpu(1)).unwrap();
-        let mut outputs: Vec<TestTensor> = op
-            .outputs
-            .iter()
-            .map(|ty| {
-                let dims: Vec<u32> = ty.dims.iter().map(|d| *d as u32).collect();
-                TestTensor::poisoned(ty.dtype, &dims).with_rows(ty.rows)
-            })
-            .collect();
-        for (index, output) in outputs.iter().enumerate() {
-            crate::testing::assert_covered_once(&partition, index as u8, &output.dims);
-        }
-        for spec in &partition.tasks {
-            let task = TestTask {
-                params: partition.params.clone(),
-                args: spec.args,
-                inputs: spec.reads.iter().map(|r| inputs[usize::from(r.operand)].0.view(r)).collect(),
-                outputs: spec.writes.iter().map(|w| outputs[usize::from(w.operand)].view(w)).collect(),
-                scratch_bytes: partition.scratch_bytes,
-            };
-            let code = run_task(self.name, &task, self.batch, &TestRank::default(), Call::Run);
-            assert_eq!(code, 0, "{}", self.name);
-        }
-        outputs
+        run_tasks(self.name, &partition, &op.outputs, &mut tensors, &[], self.batch)
     }
 }
 
