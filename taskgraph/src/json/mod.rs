@@ -8,13 +8,15 @@
 mod error;
 mod op_graph;
 mod op_graph_file;
+mod read;
 mod shard;
-mod task_graph;
 mod task_graph_file;
+mod write;
 
 pub use error::GraphFileError;
 pub use op_graph::{op_graph_from_str, op_graph_from_value, op_graph_to_value};
 pub use op_graph_file::{DataSource, DataSources, OpGraphFile, op_graph_schema};
+pub use read::from_json;
 pub use shard::{shard_from_value, shard_to_value};
-pub use task_graph::{from_json, to_json, write_json};
 pub use task_graph_file::{TASK_GRAPH_SCHEMA, task_graph_schema};
+pub use write::{to_json, write_json};

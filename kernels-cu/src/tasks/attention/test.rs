@@ -1,4 +1,4 @@
-use super::Attention;
+use super::division::{kv_heads_of_task, slots_of_task};
 use super::test_case::Case;
 use crate::isa::Isa;
 use crate::registry::registry;
@@ -75,7 +75,7 @@ fn tasks_of_several_key_value_heads() {
 fn key_value_heads_share_a_task_where_workers_have_several() {
     let (heads, of_task) = (
         Heads::global(json!({"heads": 32, "kv_heads": 8, "head_dim": 128}).as_object().unwrap()).unwrap(),
-        Attention::kv_heads_of_task,
+        kv_heads_of_task,
     );
     let target = |most: Option<u64>| {
         let mut target = Target::cuda(taskgraph::target::device("h200").unwrap());
@@ -97,8 +97,7 @@ fn slots_share_a_task_where_workers_have_several() {
     let heads =
         Heads::global(json!({"heads": 32, "kv_heads": 8, "head_dim": 128}).as_object().unwrap()).unwrap();
     let mut target = Target::cuda(taskgraph::target::device("h200").unwrap());
-    let of_task =
-        |active, kv_heads, target: &Target| Attention::slots_of_task(&heads, active, kv_heads, target);
+    let of_task = |active, kv_heads, target: &Target| slots_of_task(&heads, active, kv_heads, target);
     assert_eq!(
         [17, 32, 33, 34, 64, 100, 128, 256].map(|active| of_task(active, 2, &target)),
         [1, 1, 1, 2, 2, 4, 4, 4]
