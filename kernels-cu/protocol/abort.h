@@ -38,10 +38,10 @@ MPK_DEVICE void abort_broadcast(const mpk_rank* rank, uint32_t code) {
 /* After an abort: tells the ranks that only a transport reaches. Over a dead link the transport may never return. So one
  * thread of a rank calls this, as its last act, and only the end of the kernel waits for it. */
 MPK_DEVICE void abort_out_of_reach(const mpk_rank* rank) {
-  /* The word has its origin, as this rank knows it, so several calls send the same. Relaxed: see abort_code. */
+  /* The word contains the origin that this rank knows, so several calls send the same word. Relaxed: see abort_code. */
   const uint64_t word = platform::load<platform::Scope::kSystem>(reinterpret_cast<const uint64_t*>(rank->control), platform::kRelaxed);
   for (uint32_t pe = 0; pe < rank->world; ++pe) {
-    /* There is no compare here, so the last cause stays. */
+    /* A put cannot compare first, so the last cause stays. */
     if (pe != rank->rank && rank->sym[pe] == nullptr) platform::put_word(rank, pe, reinterpret_cast<uint64_t*>(rank->control), word);
   }
 }

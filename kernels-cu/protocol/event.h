@@ -1,5 +1,5 @@
 /* Events: monotonic counters in symmetric memory. In epoch e of its graph, an event is ready when its
- * counter is at least num_triggers x e. The test is never for equality, because a peer may be an epoch
+ * counter is at least num_triggers x e. The counter may be larger, because a peer may be an epoch
  * ahead. */
 #ifndef MPK_PROTOCOL_EVENT_H
 #define MPK_PROTOCOL_EVENT_H
@@ -16,7 +16,7 @@ MPK_DEVICE uint64_t* event_counter(const mpk_graph* graph, uint32_t index) {
 /* The caller passes the event's description, so that it is read once: on a GPU, another read after an acquire would
  * miss the L1 cache. */
 MPK_DEVICE uint64_t event_wanted(const mpk_event& event, uint32_t epoch, uint32_t epochs_back = 0) {
-  /* Epochs before the first have nothing to wait for. */
+  /* There is nothing to wait for before the first epoch. */
   if (epoch <= epochs_back) return 0;
   return static_cast<uint64_t>(event.num_triggers) * (epoch - epochs_back);
 }

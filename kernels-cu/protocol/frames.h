@@ -3,12 +3,12 @@
  * carries them out in the order in which they arrive (cpu/proxy.cpp).
  *
  * A writer first takes room, by an exchange of `reserved`. Then it writes its frame, concurrently with other writers, and marks it
- * as complete. The proxy waits for each frame in turn. So what a thread puts comes before what it signals afterwards. The same holds
- * for puts of other threads that this thread knows of, because they took their room earlier. Frames for different ranks are not
+ * as complete. The proxy waits for each frame in turn. So a thread's puts arrive before its later signals. The same holds for the
+ * puts of other threads that this thread knows of, because they took their room earlier. Frames for different ranks are not
  * ordered with each other, and neither are puts: a put is done when the event that it triggers is ready. The source may be
  * overwritten as soon as the call returns.
  *
- * The ring is bounded. If it is full, a thread waits for the proxy, for the deadline at most, and never overwrites. A writer takes
+ * The ring is bounded. If it is full, a thread waits for the proxy until the deadline. It never overwrites. A writer takes
  * room only if there is enough, so one that gives up leaves no gap. */
 #ifndef MPK_PROTOCOL_FRAMES_H
 #define MPK_PROTOCOL_FRAMES_H
@@ -49,8 +49,8 @@ MPK_DEVICE bool frame_try_open(mpk_proxy* proxy, const mpk_frame& frame, uint64_
   do {
     const uint64_t to_end = capacity - (at & (capacity - 1));
     skipped = room <= to_end ? 0 : to_end;
-    /* Acquire: pairs with the release below; the proxy has read the old contents, as the writer that stored `seen`
-     * found. */
+    /* Acquire: pairs with the release below; the writer that stored `seen` found that the proxy has read the
+     * old contents. */
     if (at + skipped + room - load<Scope::kDevice>(&proxy->seen, kAcquire) > capacity) {
       /* Acquire: pairs with the release in mpk_proxy_take; the proxy has read the old contents. */
       const uint64_t head = load<Scope::kSystem>(proxy->head, kAcquire);
@@ -83,7 +83,7 @@ MPK_DEVICE bool frame_open(const mpk_rank* rank, const mpk_frame& frame, uint64_
     /* Relaxed: it only makes the loop end. An aborted rank has nothing to send but the abort, which the proxy sends
      * by itself. */
     if (load<Scope::kSystem>(&rank->control->abort, kRelaxed) != MPK_OK) return false;
-    /* Relaxed: it only matters whether it moves. */
+    /* Relaxed: it only matters whether the value changes. */
     const uint64_t head = load<Scope::kSystem>(proxy->head, kRelaxed), now = clock_ns();
     if (since_ns == 0 || head != moved) {
       since_ns = now;

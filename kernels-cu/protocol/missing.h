@@ -1,5 +1,5 @@
-/* Finds what is missing where a loop waits without a single event to name, for the report of a stuck run (dynamic
- * placement). */
+/* For the report of a stuck run (dynamic placement): finds the missing event if a loop does not wait for one particular
+ * event. */
 #ifndef MPK_PROTOCOL_MISSING_H
 #define MPK_PROTOCOL_MISSING_H
 
@@ -16,8 +16,8 @@ MPK_DEVICE bool dependencies_met(const mpk_graph* graph, const mpk_task* task, u
   return true;
 }
 
-/* Reports the state of a worker that has only held tasks, of which this is the first: what that task waits for. Flagged
- * words have no counter, so the tag of the epoch before stands for missing words. */
+/* Reports what `task_index` waits for: the first task of a worker that has only held tasks. Flagged words have no counter, so
+ * the report shows the tag of the previous epoch as the value seen. */
 MPK_DEVICE void report_parked_task(const mpk_rank* rank, const mpk_graph* graph, uint32_t task_index, uint32_t epoch, mpk_status* status) {
   const mpk_task* task = &graph->tasks[task_index];
   report(&status->task, task_index);
@@ -49,7 +49,7 @@ MPK_DEVICE uint32_t event_before(const mpk_graph* graph, uint32_t held_up, uint3
 }
 
 /* For the report of a scheduler whose wait timed out. Starts at the first event of this rank's own tasks that
- * is not ready, and goes back to the event that nothing here holds up: a peer's event, or one whose task runs.
+ * is not ready, and goes back to an event that nothing on this rank holds up: a peer's event, or one whose task runs.
  * The task named is the last one on the way that cannot be launched. */
 MPK_DEVICE void report_missing_event(const mpk_rank* rank, mpk_status* status) {
   const Publication publication = read_publication(rank);

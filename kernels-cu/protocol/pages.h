@@ -105,7 +105,7 @@ MPK_DEVICE_COLD int give_page_up(const mpk_rank* rank) {
   return MPK_OK;
 }
 
-/* What the prefix cache has of a prompt. */
+/* The pages of a prompt that the prefix cache holds. */
 struct CachedPrefix {
   uint32_t pages;
   uint32_t unused; /* number of these that have no readers */

@@ -37,11 +37,11 @@ MPK_DEVICE int queue_push(const mpk_rank* rank, mpk_queue* queue, uint64_t id, m
 MPK_DEVICE bool queue_try_push_single(mpk_queue* queue, uint64_t id) {
   uint64_t* const slots = queue->slots; /* as in queue_push */
   const uint64_t mask = queue->mask;
-  const uint64_t ticket = platform::load<platform::Scope::kThread>(&queue->tail, platform::kRelaxed); /* own word */
+  const uint64_t ticket = platform::load<platform::Scope::kThread>(&queue->tail, platform::kRelaxed); /* only the producer uses it */
   /* Acquire: pairs with the head's release in queue_take. */
   const uint64_t head = platform::load<platform::Scope::kDevice>(&queue->head, platform::kAcquire);
   if (ticket - head > mask) return false;
-  platform::store<platform::Scope::kThread>(&queue->tail, ticket + 1, platform::kRelaxed); /* own word */
+  platform::store<platform::Scope::kThread>(&queue->tail, ticket + 1, platform::kRelaxed); /* only the producer uses it */
   /* Release: pairs with the slot's acquire in queue_peek. */
   platform::store<platform::Scope::kDevice>(&slots[ticket & mask], id + 1, platform::kRelease);
   return true;
@@ -49,7 +49,7 @@ MPK_DEVICE bool queue_try_push_single(mpk_queue* queue, uint64_t id) {
 
 /* Consumer only: the next entry. False if there is none yet. */
 MPK_DEVICE bool queue_peek(const mpk_queue* queue, uint64_t* id) {
-  const uint64_t head = platform::load<platform::Scope::kThread>(&queue->head, platform::kRelaxed); /* own word */
+  const uint64_t head = platform::load<platform::Scope::kThread>(&queue->head, platform::kRelaxed); /* only the consumer uses it */
   /* Acquire: pairs with the producer's release of the slot. */
   const uint64_t value = platform::load<platform::Scope::kDevice>(&queue->slots[head & queue->mask], platform::kAcquire);
   *id = value - 1;
@@ -58,7 +58,7 @@ MPK_DEVICE bool queue_peek(const mpk_queue* queue, uint64_t* id) {
 
 /* Consumer only, after queue_peek has found an entry: frees its slot. */
 MPK_DEVICE void queue_take(mpk_queue* queue) {
-  const uint64_t head = platform::load<platform::Scope::kThread>(&queue->head, platform::kRelaxed); /* own word */
+  const uint64_t head = platform::load<platform::Scope::kThread>(&queue->head, platform::kRelaxed); /* only the consumer uses it */
   /* Relaxed, then release: the head hands the emptied slot to the producer of the next lap. */
   platform::store<platform::Scope::kDevice>(&queue->slots[head & queue->mask], uint64_t{0}, platform::kRelaxed);
   platform::store<platform::Scope::kDevice>(&queue->head, head + 1, platform::kRelease);

@@ -183,7 +183,7 @@ MPK_DEVICE_COLD int take_pages_on_demand(const mpk_rank* rank) {
   const mpk_batch_config* config = rank->batch_config;
   BatchState* state = batch_state(rank);
   const BatchArrays arrays = batch_arrays(rank);
-  uint32_t after = 0; /* requests with a lower order have their pages */
+  uint32_t after = 0; /* requests with a lower order have all their pages */
   for (;;) {
     uint32_t oldest = kNone, youngest = kNone;
     for (uint32_t slot = 0; slot < config->max_batch; ++slot) {

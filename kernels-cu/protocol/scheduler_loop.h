@@ -8,9 +8,9 @@
 
 namespace mpk {
 
-/* All threads of the team call this, and all get the same result. The leader runs `step(found)`, and calls `at_poll()` now and
- * then while it finds nothing to do. While it finds work it checks nothing else: after an abort the workers leave, and then it
- * finds none. */
+/* All threads of the team call this, and all get the same result. The leader runs `step(found)`. While it finds nothing to do,
+ * it calls `at_poll()` now and then. While there is work it does not check for an abort: after an abort the workers leave, so
+ * the work runs out. */
 template <typename Team, typename Step, typename AtPoll>
 MPK_DEVICE int scheduler_loop(const Team& team, Scheduler* scheduler, const Step& step, const AtPoll& at_poll) {
   const mpk_rank* rank = scheduler->rank;

@@ -58,7 +58,7 @@ MPK_DEVICE int launch_tasks(const Team& team, Scheduler* scheduler, const Launch
     scheduler->next_worker += offered;
     if (scheduler->next_worker >= workers) scheduler->next_worker -= workers;
     refused = team.vote(pushed) != 0 ? 0 : refused + offered;
-    team.sync(); /* the producer's word of a queue passes from member to member */
+    team.sync(); /* the members take turns as the only producer of a queue */
     if (refused < workers) continue;
     refused = 0;
     const int code = team.from_leader(team.member() == 0 ? wait.poll(launch.first) : static_cast<int>(MPK_OK));

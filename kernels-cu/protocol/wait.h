@@ -68,7 +68,7 @@ class Wait {
     if (!look && polls_++ != 0) return MPK_OK;
     ++polls_;
     const uint64_t now = platform::clock_ns();
-    /* Relaxed: it only matters whether they move; pairs with count_progress and with Parked. Both only grow, so
+    /* Relaxed: it only matters whether they change; pairs with count_progress and with Parked. Both only grow, so
      * their sum changes if one does. */
     const uint32_t parks = platform::load<platform::Scope::kDevice>(&rank_->control->parks, platform::kRelaxed);
     const uint64_t progress = platform::load<platform::Scope::kDevice>(&rank_->control->progress, platform::kRelaxed) + parks;

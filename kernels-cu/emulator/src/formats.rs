@@ -119,10 +119,10 @@ pub(crate) fn write(value: f64, to: Ty, round: Round) -> u64 {
     }
 }
 
-/// Rounds to 16 bits. Rounding towards zero goes one step back if the nearest value is beyond.
+/// Rounds to 16 bits. Rounding towards zero takes the next number towards zero if the nearest one is too large.
 fn narrow(value: f64, round: Round, to: fn(f32) -> u16, from: fn(u16) -> f64) -> u64 {
-    // Goes through an f32 whose last bit says that something was cut off, so that the second rounding knows
-    // it.
+    // Goes through an f32 whose last bit is set if anything was cut off, so that the second rounding is
+    // correct.
     let cut = round_f64(value, 0.0, Round::Zero);
     let left_out = u32::from(f64::from(cut) != value);
     let near = to(f32::from_bits(cut.to_bits() | left_out));

@@ -309,7 +309,7 @@ pub(crate) struct Instruction {
 /// Where a group continues.
 pub(crate) enum Next {
     Step,
-    /// As a step; the instruction polls for what others do.
+    /// As a step, for an instruction that polls for the work of others.
     Poll,
     Jump(u32),
     /// Its lanes are at different places now.

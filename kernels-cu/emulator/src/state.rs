@@ -57,7 +57,7 @@ pub(crate) struct Warp {
     /// Lanes that wait at a named barrier; the barrier's number and phase.
     pub at_barrier: u32,
     pub barrier: [(u8, u64); LANES],
-    /// Lanes that have had a turn while other ready lanes had none.
+    /// Lanes that have had a turn while other ready lanes have not.
     pub passed: u32,
     /// When it continues, in the emulator's time.
     pub wake: u64,

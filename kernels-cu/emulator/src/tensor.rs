@@ -107,7 +107,7 @@ pub(crate) fn load_matrix(
     Ok(())
 }
 
-/// Starts a product. Its factors are read either now or only when the product is waited for, chosen at random. So a buffer
+/// Starts a product. Its factors are read either now or when the kernel waits for the product, at random. So a buffer
 /// that is filled too late or freed too early gives wrong results.
 pub(crate) fn begin(c: &mut Context<'_>, i: &Instruction, kind: Together) -> Result<(), String> {
     let Together::WideProduct { n, a_shared, .. } = kind else { return Err("no product".to_string()) };

@@ -70,8 +70,8 @@ enum mpk_layout { MPK_LAYOUT_STRIDED = 0, MPK_LAYOUT_TILED = 1, MPK_LAYOUT_FRAGM
 #define MPK_TILE_K 2u
 /* MPK_LAYOUT_FRAGMENT (GPU): rows in tiles of 16 as above, k rounded up to MPK_FRAGMENT_K. A tile is a sequence of blocks of 16 k,
  * 256 elements each. Element (row, k) of a block, both 0..15, is at
- *   2-byte types: ((row % 8 * 4 + k / 4) * 4 + k % 4 / 2 * 2 + row / 8) * 2 + k % 2: what lane row % 8 * 4 + k / 4 of a
- *                 warp holds of the left operand of mma.m16n8k16, 16 bytes per lane. The product takes k in the order
+ *   2-byte types: ((row % 8 * 4 + k / 4) * 4 + k % 4 / 2 * 2 + row / 8) * 2 + k % 2. So lane row % 8 * 4 + k / 4 of a warp finds
+ *                 its part of the left operand of mma.m16n8k16 in 16 adjacent bytes. The product takes k in the order
  *                 0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, ..., so a lane needs four adjacent elements of the right operand;
  *   f32:          (k % 8 * 2 + k / 8) * 16 + row: one half-warp has the first 8 k, the other the last 8. */
 #define MPK_FRAGMENT_K 16u
@@ -201,7 +201,7 @@ typedef struct mpk_admission {
 enum mpk_sampling_flags {
   MPK_SAMPLING_ON = 1,        /* use the fields below; otherwise the token is the greedy one */
   MPK_SAMPLING_NOISE = 2,     /* draw at random; otherwise take the highest processed logit */
-  MPK_SAMPLING_PENALTIES = 4, /* some penalty is in force, so the request's tokens are counted from position 0 on */
+  MPK_SAMPLING_PENALTIES = 4, /* there is a penalty, so the request's tokens are counted from position 0 on */
 };
 
 typedef struct mpk_sampling {
@@ -211,10 +211,10 @@ typedef struct mpk_sampling {
   float inverse_temperature;  /* every logit is multiplied by it */
   float top_p;                /* keep the fewest tokens whose probabilities add up to at least this; 1: all */
   float log_min_p;            /* natural logarithm of min_p: keep logits at most this far below the highest; -infinity: all */
-  float repetition;           /* for tokens of the prompt and new tokens: logits below 0 are multiplied by it, */
-  float inverse_repetition;   /* other logits by this; both 1: no penalty */
-  float presence;             /* subtracted from the logit of every token that is among the new ones, */
-  float frequency;            /* and this once for each time it occurs there */
+  float repetition;           /* logits below 0 of prompt tokens and new tokens are multiplied by it; 1: no penalty */
+  float inverse_repetition;   /* their other logits are multiplied by this, 1 / repetition */
+  float presence;             /* subtracted from the logit of each token that is among the new tokens */
+  float frequency;            /* subtracted from that logit once per occurrence among the new tokens */
   uint32_t num_prompt_tokens; /* tokens from this position on are new; preemption does not change it */
 } mpk_sampling;
 
@@ -289,9 +289,9 @@ typedef struct mpk_batch_output {
   /* Relaxed: statistics. */
   uint32_t running, waiting, free_pages; /* requests in slots, requests that wait for a slot, pages that no slot has */
   uint64_t preemptions;
-  uint64_t prefix_queries;  /* prompt tokens of requests that were looked up in the prefix cache, */
-  uint64_t prefix_hits;     /* prompt tokens that were found there, */
-  uint64_t evictions;       /* and pages that were evicted */
+  uint64_t prefix_queries;  /* prompt tokens that were looked up in the prefix cache */
+  uint64_t prefix_hits;     /* prompt tokens that were found there */
+  uint64_t evictions;       /* pages that were evicted from it */
   /* CPU target, written by the host at any time: an eventfd of rank 0's process. New tokens are announced there and not on
    * mpk_control.bell, so only the thread that passes them on wakes. 0: there is none. */
   int32_t reader;
@@ -322,10 +322,10 @@ typedef struct mpk_batch {
   int32_t* next_token;     /* [max_samples] by sample */
   int32_t* top_token;      /* [max_samples][top_k] */
   float* top_logprob;
-  /* Speculative decoding; NULL: no graph does it. Its tasks write these, the next batch step reads them: */
+  /* Speculative decoding; NULL: no graph does it. Its tasks write the following arrays, and the next batch step reads them. */
   int32_t* accepted;       /* [max_batch] by active slot: how many of its samples are accepted, at least 1 */
-  int32_t* num_drafts;     /* [max_batch] by slot: number of tokens that may follow the slot's next one, */
-  int32_t* draft_token;    /* [max_batch][max_drafts] and these tokens; each is a row of the next iteration if there is room */
+  int32_t* num_drafts;     /* [max_batch] by slot: number of draft tokens, which may follow the slot's next token */
+  int32_t* draft_token;    /* [max_batch][max_drafts] the draft tokens; each is a row of the next iteration if there is room */
 } mpk_batch;
 
 /* ---- a rank -------------------------------------------------------------------------------------------- */
@@ -363,8 +363,8 @@ enum mpk_cores {
 /* How a rank adds to the counters that peers trigger. The whole job uses one way, because two kinds of atomics on one
  * counter are not atomic with each other. */
 enum mpk_signals {
-  MPK_SIGNALS_DIRECT = 0,  /* all ranks reach each other's memory, or the hosts carry the puts: this machine's atomics */
-  MPK_SIGNALS_NVSHMEM = 1, /* some ranks do not: NVSHMEM's signals, also to ranks within reach and to this rank itself */
+  MPK_SIGNALS_DIRECT = 0,  /* the machine's own atomics: all ranks reach each other's memory, or the hosts carry the puts */
+  MPK_SIGNALS_NVSHMEM = 1, /* NVSHMEM's signals, also to ranks within reach and to this rank itself: some ranks are out of reach */
 };
 
 /* What a worker or scheduler is doing. The thread itself writes it (relaxed); the host reads it for the report. */
@@ -380,8 +380,9 @@ typedef struct mpk_status {
 
 #define MPK_LAUNCH_STOP 0x80000000u
 
-/* Decisions that may be on their way to a rank. Rank 0 ends no iteration that some rank has not begun. So a slow rank may
- * not have read the two decisions of the iteration before (the first one found nothing to run), and the next one. */
+/* Room for the decisions that a rank has not read yet. Rank 0 does not end an iteration before every rank has begun it. So a
+ * slow rank has at most three unread decisions: two of the previous iteration (if the first one found nothing to run), and
+ * the next one. */
 #define MPK_DECISIONS 4u
 
 /* First block of the symmetric heap. */
@@ -469,7 +470,7 @@ typedef struct mpk_frame {
 /* Frames begin at multiples of this in a ring. */
 #define MPK_FRAME_ALIGN 64u
 
-/* On a GPU: what arrives from other ranks. The rank's proxy writes frames, and a warp of the kernel carries them out
+/* GPU: frames that arrive from other ranks. The rank's proxy writes frames, and a warp of the kernel carries them out
  * (protocol/gpu/inbox.cuh). All of it is in host memory. */
 typedef struct mpk_inbox {
   uint64_t tail;     /* bytes written in total, released after the frames below it */
@@ -478,7 +479,7 @@ typedef struct mpk_inbox {
   uint64_t pad1[7];
   uint64_t capacity; /* a power of two */
   uint8_t* bytes;
-  uint64_t* abort;   /* mpk_rank.host_abort: an abort need not wait its turn */
+  uint64_t* abort;   /* mpk_rank.host_abort: an abort does not wait for the frames before it */
   uint64_t pad2[5];
 } mpk_inbox;
 
@@ -615,8 +616,8 @@ void mpk_cpu_scheduler(mpk_rank* rank, uint32_t scheduler);
 void mpk_cpu_abort(mpk_rank* rank, uint32_t code);
 /* For the proxy: the rank that the next frame goes to; UINT32_MAX if there is no frame. */
 uint32_t mpk_proxy_next(const mpk_proxy* proxy);
-/* For the proxy: copies the next frames to `out`, as many as are adjacent, go to the same rank and fit, and removes them from the
- * ring. Returns their bytes. `room` is at least MPK_FRAME_BYTES. */
+/* For the proxy: takes the next frames out of the ring and copies them to `out`: as many adjacent frames for the same rank as
+ * fit. Returns their size in bytes. `room` is at least MPK_FRAME_BYTES. */
 uint64_t mpk_proxy_take(mpk_proxy* proxy, uint8_t* out, uint64_t room);
 /* For the receiver's proxy: carries out the frames in this rank's heap. Returns MPK_OK, or MPK_ABORT_QUEUE if they
  * are not valid. */

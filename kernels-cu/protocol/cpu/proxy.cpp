@@ -1,5 +1,5 @@
-/* The proxy's side of the rings of frames (frames.h): taking frames out at the sender, and doing what they say at the receiver, or handing
- * them to its GPU. How they get from one to the other is the host's. */
+/* The proxy's side of the rings of frames (frames.h). At the sender it takes frames out of the ring. At the receiver it carries them out, or
+ * hands them to the GPU. The host transports them in between. */
 #include "abort.h"
 #include "frames.h"
 
@@ -8,10 +8,10 @@
 namespace mpk {
 namespace {
 
-/* The first frame at or after `head` that is whole and brings something. */
+/* The next frame at or after `head` that is not padding; false if it is not complete yet. */
 bool find_frame(const mpk_proxy* proxy, uint64_t* head, mpk_frame* frame) {
   for (;;) {
-    /* Acquire: pairs with the release in frame_close; the frame is whole. */
+    /* Acquire: pairs with the release in frame_close; the frame is complete. */
     if (platform::load<platform::Scope::kSystem>(platform::frame_mark(proxy, *head), platform::kAcquire) != platform::frame_lap(proxy, *head)) return false;
     platform::copy_bytes(frame, proxy->bytes + (*head & (proxy->capacity - 1)), sizeof(*frame));
     if (frame->kind != MPK_FRAME_SKIP) return true;
@@ -19,8 +19,8 @@ bool find_frame(const mpk_proxy* proxy, uint64_t* head, mpk_frame* frame) {
   }
 }
 
-/* Writes words whole; their readers tell by the words themselves. Release: pairs with mpk_flagged_load, after which a reader takes the
- * words as plain memory; await_decision needs no order. */
+/* Writes each word in one store: the reader recognises from the word itself whether it has arrived. Release: pairs with mpk_flagged_load,
+ * after which the words may be read as plain memory. await_decision needs no order. */
 void apply_words(uint8_t* heap, const mpk_frame& frame, const uint8_t* payload) {
   for (uint32_t i = 0; i < frame.rows; ++i) {
     uint64_t value;
@@ -41,10 +41,10 @@ void apply_words(uint8_t* heap, const mpk_frame& frame, const uint8_t* payload) 
   }
 }
 
-/* Whether `bytes` from `offset` on lie in the heap. */
+/* Whether `bytes` bytes at `offset` are inside the heap. */
 bool is_inside(uint64_t heap_bytes, uint64_t offset, uint64_t bytes) { return offset <= heap_bytes && bytes <= heap_bytes - offset; }
 
-/* Whether the frame has its payload, and lies in a heap of so many bytes. */
+/* Whether the frame has all of its payload, and its target is inside a heap of `heap_bytes` bytes. */
 bool is_sound(uint64_t heap_bytes, const mpk_frame& frame, uint64_t payload_bytes) {
   switch (frame.kind) {
     case MPK_FRAME_ROWS: {
@@ -63,12 +63,12 @@ bool is_sound(uint64_t heap_bytes, const mpk_frame& frame, uint64_t payload_byte
 void apply(uint8_t* heap, const mpk_frame& frame, const uint8_t* payload) {
   switch (frame.kind) {
     case MPK_FRAME_ROWS:
-      /* Plain: the signal that follows in the same order, added with release by this thread, makes them visible. */
+      /* Plain stores: the signal that follows them makes them visible. This thread adds it with release. */
       for (uint64_t row = 0; row < frame.rows; ++row) platform::copy_bytes(heap + frame.offset + row * frame.stride, payload + row * frame.row_bytes, frame.row_bytes);
       break;
     case MPK_FRAME_ADD:
-      /* The same kind of atomic as all others on this counter. Release: pairs with event_count and ring_tail; all that came before
-       * from this sender is visible. */
+      /* The same kind of atomic as all other additions to this counter. Release: pairs with event_count and ring_tail; everything that
+       * this sender sent before is visible. */
       platform::fetch_add<platform::Scope::kSystem>(reinterpret_cast<uint64_t*>(heap + frame.offset), frame.value, platform::kRelease);
       break;
     default:
@@ -76,7 +76,7 @@ void apply(uint8_t* heap, const mpk_frame& frame, const uint8_t* payload) {
   }
 }
 
-/* Calls `take` with each frame and its payload. MPK_OK, or MPK_ABORT_QUEUE at the first that is none. */
+/* Calls `take` with each frame and its payload. Returns MPK_OK, or MPK_ABORT_QUEUE at the first invalid frame. */
 template <typename Take>
 int each_frame(uint64_t heap_bytes, const uint8_t* frames, uint64_t bytes, const Take& take) {
   while (bytes != 0) {
@@ -98,7 +98,7 @@ int each_frame(uint64_t heap_bytes, const uint8_t* frames, uint64_t bytes, const
 extern "C" {
 
 uint32_t mpk_proxy_next(const mpk_proxy* proxy) {
-  /* Relaxed: the caller's own. */
+  /* Relaxed: only this thread writes it. */
   uint64_t head = mpk::platform::load<mpk::platform::Scope::kSystem>(proxy->head, mpk::platform::kRelaxed);
   mpk_frame frame;
   return mpk::find_frame(proxy, &head, &frame) ? frame.to : UINT32_MAX;
@@ -118,7 +118,7 @@ uint64_t mpk_proxy_take(mpk_proxy* proxy, uint8_t* out, uint64_t room) {
     taken += frame.bytes;
     head += platform::frame_room(frame.bytes);
   }
-  /* Release: pairs with the acquire in frame_try_open; what lay there may be overwritten. */
+  /* Release: pairs with the acquire in frame_try_open; the old contents may be overwritten. */
   platform::store<platform::Scope::kSystem>(proxy->head, head, platform::kRelease);
   return taken;
 }
@@ -130,21 +130,21 @@ int mpk_proxy_apply(uint8_t* heap, uint64_t heap_bytes, const uint8_t* frames, u
 int mpk_inbox_put(mpk_inbox* inbox, uint64_t heap_bytes, const uint8_t* frames, uint64_t bytes) {
   using namespace mpk;
   const uint64_t capacity = inbox->capacity, mask = capacity - 1;
-  /* What lies between a place and the ring's end, where a frame has no room there. */
+  /* Bytes from `at` to the end of the ring if `room` bytes do not fit there, otherwise 0. */
   const auto skipped = [=](uint64_t at, uint64_t room) { return room > capacity - (at & mask) ? capacity - (at & mask) : 0; };
-  uint64_t tail = platform::load<platform::Scope::kSystem>(&inbox->tail, platform::kRelaxed), end = tail; /* own word */
+  uint64_t tail = platform::load<platform::Scope::kSystem>(&inbox->tail, platform::kRelaxed), end = tail; /* only this thread writes it */
   const int code = each_frame(heap_bytes, frames, bytes, [&end, skipped](const mpk_frame& frame, const uint8_t*) {
     const uint64_t room = platform::frame_room(frame.bytes);
     end += skipped(end, room) + room;
   });
   if (code != MPK_OK) return code;
-  /* Acquire: pairs with the release of the kernel's reader; it has read what lay there. */
+  /* Acquire: pairs with the release of the kernel's reader, which has read the old contents. */
   if (end - platform::load<platform::Scope::kSystem>(&inbox->head, platform::kAcquire) > capacity) return MPK_INBOX_FULL;
   each_frame(heap_bytes, frames, bytes, [=, &tail](const mpk_frame& frame, const uint8_t* at) {
     if (frame.kind == MPK_FRAME_WORDS && frame.offset == offsetof(mpk_control, abort)) {
       uint64_t word = 0;
       platform::copy_bytes(&word, at + sizeof(frame), sizeof(word));
-      /* Relaxed: only the wish counts (spare.cuh). */
+      /* Relaxed: only the requested code matters (spare.cuh). */
       if (inbox->abort != nullptr) platform::store<platform::Scope::kSystem>(inbox->abort, word, platform::kRelaxed);
       return;
     }
@@ -166,7 +166,7 @@ int mpk_inbox_put(mpk_inbox* inbox, uint64_t heap_bytes, const uint8_t* frames, 
 
 uint64_t mpk_inbox_take(mpk_inbox* inbox, uint8_t* out) {
   using namespace mpk;
-  uint64_t head = platform::load<platform::Scope::kSystem>(&inbox->head, platform::kRelaxed); /* the reader's own */
+  uint64_t head = platform::load<platform::Scope::kSystem>(&inbox->head, platform::kRelaxed); /* the kernel's reader has ended */
   const uint64_t tail = platform::load<platform::Scope::kSystem>(&inbox->tail, platform::kAcquire); /* pairs with mpk_inbox_put */
   mpk_frame frame = {};
   uint64_t taken = 0;

@@ -57,12 +57,12 @@ int run_task(const Worker& worker, const Iteration& iteration, uint32_t task_ind
   const mpk_rank* rank = worker.rank;
   const mpk_task* task = &iteration.graph->tasks[task_index];
   if (task->task_type <= MPK_TASK_TYPE_BEGIN_TASK_GRAPH) {
-    /* The batch step does the work of begin (its trigger comes with the publication), the loop that of terminate. */
+    /* The batch step does the work of begin (the publication triggers its event), and the loop does the work of terminate. */
     count_progress(rank);
     return MPK_OK;
   }
-  /* The puts of an operator's tiles are made together. The next operator may depend on nothing that is missing; then this worker would keep
-   * the core while the other ranks wait for these puts. */
+  /* The tiles of an operator make their puts one after the other; then the proxy may send them. The next operator may have nothing to
+   * wait for. Without this yield the worker would keep the core while other ranks wait for the puts. */
   if (task->op != worker.op) platform::make_way_for_proxy(rank);
   worker.op = task->op;
   report_state(worker.status, MPK_WORKER_RUNS);
@@ -86,7 +86,7 @@ int run_task(const Worker& worker, const Iteration& iteration, uint32_t task_ind
   if (is_traced(rank)) record(worker, iteration, task_index, fetched_ns, ready_ns, waited_for);
   const mpk_event own = is_own_event(rank, task->trigger_event) ? iteration.graph->events[event_id_index(task->trigger_event)] : mpk_event{};
   const int code = trigger_event(rank, iteration, task->trigger_event, own, worker.status);
-  if (code == MPK_OK) count_progress(rank); /* last of all: see publication.h */
+  if (code == MPK_OK) count_progress(rank); /* after everything else: see publication.h */
   return code;
 }
 

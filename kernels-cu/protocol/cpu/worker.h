@@ -15,8 +15,8 @@ struct Worker {
   mutable uint32_t op = 0; /* operator of the last task that it ran */
 };
 
-/* Runs one task whose dependencies are all met, then triggers its event. For the timeline: since when the worker waited for it, and
- * for what (mpk_trace_record). Returns MPK_OK or an abort code. */
+/* Runs one task whose dependencies are all met, then triggers its event. For the timeline: when the worker began to wait for it,
+ * and what it waited for (mpk_trace_record). Returns MPK_OK or an abort code. */
 int run_task(const Worker& worker, const Iteration& iteration, uint32_t task_index, uint64_t fetched_ns, uint32_t waited_for);
 
 /* The arguments of a task's kernel. */

@@ -20,12 +20,12 @@ int wait_for_publication(const Worker& worker, uint32_t seen, Publication* publi
   return MPK_OK;
 }
 
-/* The list is done. Waits for the next iteration, or computes it if the end event is ready and no other worker
- * has claimed that. */
+/* The list is done. Waits for the next iteration, or runs the batch step if the end event is ready and no other worker
+ * has claimed it. */
 int finish_iteration(const Worker& worker, const Iteration& iteration) {
   const mpk_rank* rank = worker.rank;
   const uint64_t wanted = event_wanted(iteration.graph, MPK_EVENT_END, iteration.epoch, 0);
-  report_state(worker.status, MPK_WORKER_IDLE); /* the end follows from others' waits, whose reports say more */
+  report_state(worker.status, MPK_WORKER_IDLE); /* the end depends on other threads' waits, and their reports say more */
   Wait wait(rank, worker.status, follower_deadline_ns(rank));
   for (;;) {
     if (read_publication(rank).iteration != iteration.number) return MPK_OK;

@@ -1,4 +1,4 @@
-/* The compute warps, the loader and the prefetch warp: all take the slots in order, the latter two ahead of the first. */
+/* The compute warps, the loader and the prefetch warp. All take the slots in order; loader and prefetch warp run ahead of the compute warps. */
 #pragma once
 
 #include "slots.cuh"
@@ -49,7 +49,7 @@ __device__ __noinline__ int stall(const mpk_rank* rank) {
 }
 
 __device__ __noinline__ void record(const mpk_rank* rank, uint32_t worker, const TaskSlot& slot, uint64_t ready_ns) {
-  const uint64_t done_ns = platform::clock_ns(); /* before the loads below, which are the trace's own */
+  const uint64_t done_ns = platform::clock_ns(); /* before the loads below, which only the trace needs */
   Shared& shared = shared_state();
   mpk_trace_record* entry = trace_next(rank, worker);
   entry->fetched_ns = slot.fetched_ns;
@@ -59,7 +59,7 @@ __device__ __noinline__ void record(const mpk_rank* rank, uint32_t worker, const
   entry->task = slot.task_index;
   entry->graph = static_cast<uint16_t>(slot.graph_index);
   entry->worker = static_cast<uint16_t>(worker);
-  /* A launched task has waited in no event of its own, but in the queues. */
+  /* A launched task waited in the queues, not for an event. */
   entry->waited_for = slot.graph->placement == MPK_DYNAMIC ? MPK_TRACE_QUEUE : peek(shared.waited_for);
   entry->peer_ns = peek(shared.peer_ns);
   entry->page_ns = peek(shared.page_ns);
@@ -85,7 +85,7 @@ __device__ __forceinline__ int finish_task(const mpk_rank* rank, uint32_t worker
   return MPK_OK;
 }
 
-/* Looks for the next task before the worker is called idle: more than lie between two tasks that follow each other. */
+/* Number of looks for the next task before the worker counts as idle. Between two consecutive tasks there are fewer. */
 constexpr uint32_t kPollsUntilIdle = 16;
 
 __device__ __forceinline__ void compute_loop(const mpk_rank* rank, uint32_t worker) {
@@ -93,7 +93,7 @@ __device__ __forceinline__ void compute_loop(const mpk_rank* rank, uint32_t work
   int code = MPK_OK;
   for (;;) {
     const RingPlace place = peek(shared.next_slot);
-    /* The fetch warp always comes: with a task, or with a stop. */
+    /* The fetch warp always fills the slot: with a task, or with a stop. */
     for (uint32_t polls = 1; !mbarrier_test(&shared.slot_full[place.index], place.parity); ++polls) {
       if (polls == kPollsUntilIdle && Context::thread_index() == 0) report_state(&rank->status[worker], MPK_WORKER_IDLE);
     }
@@ -109,7 +109,7 @@ __device__ __forceinline__ void compute_loop(const mpk_rank* rank, uint32_t work
     }
     code = context.slot->task.code == MPK_NO_CODE ? context.wait_inputs() : run_code(context.slot->task.code, context);
     if (code != MPK_OK) context.fail(code);
-    /* Nothing is kept across the code. The others have read the slot's place before the task's first barrier. */
+    /* No variable stays alive across the task's code. The other threads have read the slot's place before the task's first barrier. */
     const bool first = Context::thread_index() == 0;
     uint32_t index = 0;
     if (first) {
@@ -124,7 +124,7 @@ __device__ __forceinline__ void compute_loop(const mpk_rank* rank, uint32_t work
       const int finished = finish_task(rank, worker, shared.slots[index], peek(shared.ready_ns), &rank->status[worker]);
       if (finished != MPK_OK) {
         Context::fail(finished);
-        /* The next barrier tells the others; of a worker's last task there is none. */
+        /* The other threads see this at the next barrier. After a worker's last task there is no barrier, so set the abort word too. */
         set_abort(rank->control, static_cast<uint32_t>(finished), rank->rank);
       }
     }
@@ -135,11 +135,11 @@ __device__ __forceinline__ void compute_loop(const mpk_rank* rank, uint32_t work
     if (code == MPK_OK) code = peek(shared.code);
     mpk_status* const status = &rank->status[worker];
     if (code != MPK_OK) {
-      abort_broadcast(rank, static_cast<uint32_t>(code)); /* the first cause stays; status says where this worker stood */
+      abort_broadcast(rank, static_cast<uint32_t>(code)); /* the first cause stays; the status says what this worker was doing */
     } else if (abort_code(rank) == MPK_OK) {
       report_state(status, MPK_WORKER_LEFT);
     } else if (platform::load<platform::Scope::kSystem>(&status->state, platform::kRelaxed) == MPK_WORKER_RUNS) {
-      report_state(status, MPK_WORKER_IDLE); /* told to stop between two tasks; what the fetch warp said of parked ones stays */
+      report_state(status, MPK_WORKER_IDLE); /* told to stop between two tasks; other states stay, such as the fetch warp's report on held tasks */
     }
   }
 }

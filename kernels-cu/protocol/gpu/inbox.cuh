@@ -75,7 +75,7 @@ __device__ __noinline__ void inbox_loop(const mpk_rank* rank, uint32_t lane) {
   uint8_t* const stage = rank->proxy->stage;
   const uint64_t capacity = inbox->capacity, mask = capacity - 1;
   const uint8_t* const bytes = inbox->bytes;
-  uint64_t head = platform::load<platform::Scope::kSystem>(&inbox->head, platform::kRelaxed); /* own word */
+  uint64_t head = platform::load<platform::Scope::kSystem>(&inbox->head, platform::kRelaxed); /* only this thread writes it */
   bool unfenced = true;
   for (;;) {
     uint64_t tail = 0;

@@ -135,8 +135,8 @@ class SlotWriter {
     return true;
   }
 
-  /* Waits until all slots except an acquired one are free: then the tasks handed out are done. Before an iteration's
-   * first task they are; the barriers tell this warp so. False: as for acquire. */
+  /* Waits until all slots except an acquired one are free: then all tasks handed out are done. This is so before an iteration's
+   * first task; the barriers let this warp see it. False: as for acquire. */
   __device__ bool wait_for_readers() const {
     Shared& shared = shared_state();
     for (uint32_t i = 0; i < kSlots; ++i) {

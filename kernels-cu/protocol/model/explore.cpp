@@ -58,7 +58,7 @@ void Explorer::stop() {
 }
 
 bool Explorer::block() {
-  /* A stale last read is never undone; an execution in which it was not stale sees what ends the wait. */
+  /* A stale last read is never undone: another execution, in which the read was not stale, sees the value that ends the wait. */
   const std::vector<Event>& events = graph_->events[self_id_];
   if (current_->done == events.size() && !events.empty() && events.back().type == Event::kRead) {
     const Event& read = events.back();

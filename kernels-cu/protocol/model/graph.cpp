@@ -109,7 +109,7 @@ void Graph::revisit(uint8_t thread, const Event& write, Id own_read, std::vector
     }
     const uint32_t oldest_place = kept.oldest(write.location, read.other);
     for (uint32_t at_place : kept.places(write, own_read)) {
-      if (at_place <= oldest_place) continue; /* the reader knows a newer one */
+      if (at_place <= oldest_place) continue; /* the reader knows a newer write */
       std::unique_ptr<Graph> next(new Graph(kept));
       next->add(thread, write);
       next->insert(thread, at_place);

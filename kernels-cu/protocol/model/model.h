@@ -108,7 +108,7 @@ struct Site {
 
 struct Result {
   uint64_t complete = 0; /* executions in which all threads ended */
-  uint64_t waiting = 0;  /* that end in waits which a later value would have ended: these are explored elsewhere */
+  uint64_t waiting = 0;  /* that end in waits which a later value would have ended; other executions explore these values */
   uint64_t begun = 0;    /* all executions, including those given up early */
   bool limited = false;
   std::string error;     /* of the last execution: what went wrong, and how */

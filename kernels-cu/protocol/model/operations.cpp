@@ -9,7 +9,7 @@ namespace model {
 
 uint64_t Explorer::load(const void* address, size_t bytes, bool system, Order order, const char* function) {
   if (!in_thread()) return raw_load(address, bytes);
-  /* The status is left out, and so is what only decides how long a wait may last. */
+  /* Leaves out the status, and everything that only decides how long a wait may last. */
   if (strcmp(function, "poll") == 0) return 0;
   if (!check_.options.aborts && strcmp(function, "abort_code") == 0) return raw_load(address, bytes);
   const uint16_t location = find(address, bytes, scope(system, order));

@@ -108,9 +108,9 @@ inline T* peer_address(const mpk_rank* rank, uint32_t pe, T* local) {
   return reinterpret_cast<T*>(base + offset);
 }
 
-/* With MPK_SIGNALS_NVSHMEM, whatever goes to a rank is a message: it leaves at once and arrives at some later time. A
- * signal's fence orders it after everything that this rank has sent to that rank before: sent by this thread, or by another
- * thread as far as this one knows of it (it happens before the fence). Puts are not ordered with each other. */
+/* With MPK_SIGNALS_NVSHMEM, everything that goes to a rank is a message: it leaves at once and arrives at some later time. A
+ * signal's fence orders it after all earlier messages from this rank to that rank: those of this thread, and those of other
+ * threads that happen before the fence. Puts are not ordered with each other. */
 inline uint64_t channel(const mpk_rank* rank, uint32_t pe) { return static_cast<uint64_t>(rank->rank) * 64 + pe; }
 
 inline bool put_word(const mpk_rank* rank, uint32_t pe, uint64_t* local_destination, uint64_t value) {
@@ -158,7 +158,7 @@ inline bool signal_add(const mpk_rank* rank, uint32_t pe, uint64_t* local_counte
   return true;
 }
 
-/* Small data: the source is read at once, word by word (it may be on the stack), and the words leave as puts. */
+/* For small data. The source may be on the stack, so it is read at once, word by word; the words leave as puts. */
 inline bool put_with_signal(const mpk_rank* rank, uint32_t pe, void* local_destination, const void* source, size_t bytes,
                             uint64_t* local_signal, uint64_t value) {
   uint8_t* destination = peer_address(rank, pe, static_cast<uint8_t*>(local_destination));

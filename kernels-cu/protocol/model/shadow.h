@@ -1,4 +1,4 @@
-/* The world's memory, and which thread has accessed what: finds data races with vector clocks. */
+/* The world's memory, and which threads have accessed it: finds data races with vector clocks. */
 #ifndef MPK_MODEL_SHADOW_H
 #define MPK_MODEL_SHADOW_H
 

@@ -24,7 +24,7 @@
 namespace mpk {
 namespace platform {
 
-/* Who may be at the other end of an atomic: threads of one block, of one rank, or of any rank. The CPU is
+/* The threads that may use the same atomic: threads of one block, of one rank, or of any rank. The CPU is
  * one coherence domain; on the GPU these are `.cta`, `.gpu` and `.sys`. */
 enum class Scope { kThread, kDevice, kSystem };
 

@@ -9,8 +9,8 @@
 namespace mpk {
 namespace platform {
 
-/* A symmetric object is at `local` at this rank: the address, as seen from this rank, of rank `pe`'s
- * copy. NULL if stores cannot reach that rank's memory. */
+/* The address of rank `pe`'s copy of a symmetric object, as seen from this rank; `local` is this rank's copy. NULL if
+ * stores cannot reach that rank's memory. */
 template <typename T>
 inline T* peer_address(const mpk_rank* rank, uint32_t pe, T* local) {
   uint8_t* base = rank->sym[pe];

@@ -94,7 +94,7 @@ void kernel_failure(bool dynamic, bool mixed = false) {
   std::printf("failing kernel, %s: ok\n", options.placement());
 }
 
-/* A stalled rank: harmless below the deadline; above it, the run ends (and so does the stall). */
+/* A stall shorter than the deadline is harmless. A longer one ends the run, and with it the stall. */
 void stall() {
   Options options;
   options.num_requests = 5;
@@ -135,7 +135,7 @@ void fixed_iterations(bool dynamic) {
   std::printf("fixed iterations, %s: ok\n", dynamic ? "dynamic" : "static");
 }
 
-/* Near the last iteration and the last epochs everything works as usual, and then the run ends with its own error. A rank
+/* Near the last iteration and the last epochs, everything works as usual. Then the run ends with MPK_ABORT_ITERATIONS. A rank
  * that starts late gets its peer's ring entries before it has published an iteration. */
 void last_iterations(bool dynamic, bool mixed = false) {
   constexpr uint32_t kLeft = 40;
@@ -212,7 +212,7 @@ void abort_over_nodes(bool dynamic, bool mixed = false) {
 }
 
 /* A proxy that carries nothing ends all ranks: a rank that waits for the proxy's rank ends by its deadline, and the proxy's own
- * rank when the ring is full, if not before. */
+ * rank ends when the ring is full, or earlier. */
 void deaf_proxy(bool dynamic) {
   Options options;
   options.dynamic = dynamic;

@@ -83,7 +83,7 @@ class RankHost {
   /* Makes the written entries visible to the rank. Release: pairs with entries_here. */
   void count() {
     __atomic_store_n(&rank_->num_admissions, written_, __ATOMIC_RELEASE);
-    if (random_.between(0, 9) != 0) mpk_cpu_wake(&rank_->num_admissions); /* sometimes not: it also looks by itself */
+    if (random_.between(0, 9) != 0) mpk_cpu_wake(&rank_->num_admissions); /* sometimes not, because the kernel also looks by itself */
   }
   bool all_taken() const { return acquire(&rank_->output.entries_taken) == written_; }
 
