@@ -2,8 +2,8 @@
 """Benchmark of the CPU target: ours, the peers and the floor, interleaved in one run on the same cores.
 
 Start it as scripts/bench_cpu.sh, which builds and sets the environment for mpirun. First it checks that the results
-are right (the tiny model's tokens against Hugging Face's, the large shape's tokens on one rank against two); no time
-is taken if they are not. Then each round measures everything once, in an order that rotates; the report has the
+are right (the tiny model's tokens against Hugging Face's, the large shape's tokens on one rank against two); nothing is
+timed if they are not. Then each round measures everything once, in an order that rotates; the report has the
 medians. It writes OUTPUT/cpu-DATE.json (all rounds, hardware, commands, versions) and OUTPUT/cpu-DATE.svg.
 
 Peers are optional: see scripts/bench_peers.py --help for their installation into .setup/peers.

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
 """Measures one peer on the CPU, at the shape of a model.json with random bf16 weights: prints one JSON object.
 
-The peers are Python packages, nowhere else needed:
+The peers are Python packages that nothing else needs:
     python3 -m venv .setup/peers
     .setup/peers/bin/pip install torch transformers            # --peer torch
     .setup/peers/bin/pip install llama-cpp-python gguf numpy   # --peer llama.cpp; compiled for this CPU, minutes
     .setup/peers/bin/python scripts/bench_peers.py --peer llama.cpp
 
 Decode is the mean over --decode steps of one token after a prompt of --prompt tokens, greedy, with a KV cache; prefill
-is one pass over --prefill tokens that computes the last token's logits. Each is run once before to warm up.
+is one pass over --prefill tokens that computes the last token's logits. Each runs once before that, to warm up.
 Exit status 3, and {"absent": why}: the peer is not installed.
 """
 

@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
-"""Measures servers with OpenAI's API under open-loop load: requests are sent at their times, however slow the server is.
+"""Measures servers with OpenAI's API under open-loop load: each request is sent at its scheduled time, however slow the server is.
 
 Reports time to first token, time between tokens and whole time (p50, p90, p99, in ms) and throughput, for each server, mix
 and rate, as a table on stdout and with --json as one object. Needs nothing but Python.
 
     scripts/bench_serve.py --model examples/tiny/model.json --ranks 2 --rates 2,8,32 --plot serve.svg
     scripts/bench_serve.py --model MODEL --llama-server PATH --gguf FILE     # llama.cpp's server in the same run
-    scripts/bench_serve.py --url http://127.0.0.1:8000                       # a server that runs already
-    scripts/bench_serve.py --streams 64 ...                                  # closed loop: as many requests as can be, with 64 at a time
+    scripts/bench_serve.py --url http://127.0.0.1:8000                       # a server that is already running
+    scripts/bench_serve.py --streams 64 ...                                  # closed loop: always 64 requests at a time
     scripts/bench_serve.py --token-path --ranks 1                            # one stream: from the kernel's token to the client's byte
     scripts/bench_serve.py --fixed-batch --ranks 1                           # decode through online admission against a fixed batch
-    scripts/bench_serve.py --flood --ranks 1                                 # what 200 connections leave of a running stream
+    scripts/bench_serve.py --flood --ranks 1                                 # how much 200 connections slow a running stream
 
 Mixes: short (prompts of 16 words), shared-prefix (192 common words, then 16), long-prompt (every tenth has 256 words).
 llama.cpp's server is built with `cmake -B build && cmake --build build --target llama-server`, and takes the same weights as

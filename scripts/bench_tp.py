@@ -4,9 +4,9 @@
     scripts/bench_tp.py --model qwen3-8b --tp 1,2,4 --batch 1,8,32 --context 512,8192 --peers torch,vllm
 
 One run on one machine: GPUs if there are any, otherwise the CPU target (then PyTorch's CPU kernels are the peer). Writes OUTPUT/tp-NAME-DATE.json
-with everything measured, .md with the tables, and charts as .svg (and .png where cairosvg, rsvg-convert, ImageMagick or Inkscape is there).
+with everything measured, .md with the tables, and charts as .svg (and .png if cairosvg, rsvg-convert, ImageMagick or Inkscape is installed).
 
-Figures of ours have passed mpk-bench's checks; a peer's wrong sum has no figure. A row that loses to a peer says so. Exit status: 0 if every case of
+Figures of ours have passed mpk-bench's checks; a peer whose sum is wrong gets no figure. A row that loses to a peer says so. Exit status: 0 if every case of
 ours has a figure, 2 bad usage, 3 something is missing, 4 otherwise.
 """
 

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Fails if files import each other in a loop, and prints the loop.
 
-Rust: an edge from each file to every file whose items it names, by `use` or by a path in the code. A name that a module
-re-exports counts as one of the file that defines it. That a module lists its submodules (`mod x;`) is no import, nor
-is what stands under `#[cfg(test)]`.
+Rust: an edge from each file to every file whose items it names, by `use` or by a path in the code. A re-exported name
+counts as an import of the file that defines it. A module's list of its submodules (`mod x;`) is not an import, and
+neither is anything under `#[cfg(test)]`.
 kernels-cu's sources: an edge for every `#include "..."` of a file of this repository.
 
 usage: scripts/check_imports.py [--edges FILE]
@@ -357,7 +357,7 @@ def main():
         files = set(edges) | {target for targets in edges.values() for target in targets}
         count = sum(len(targets) for targets in edges.values())
         print(f"{what}: {len(files)} files, {count} imports")
-        # Files that do not import and a parser that reads nothing look the same.
+        # Without this check, a parser that reads nothing would look like files without imports.
         if count < 100:
             print(f"{what}: too few imports were found; is the repository complete?", file=sys.stderr)
             status = 1

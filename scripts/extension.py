@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Builds and runs tests/extension, a crate outside the workspace, with the libraries that the workspace has built.
 
-`cargo test --manifest-path tests/extension/Cargo.toml` does the same for anybody, and takes minutes: to Cargo the path dependencies of
-another workspace are other packages, which it builds once more, with all their C++. So this asks Cargo where the workspace's libraries lie
-and calls rustc. Arguments go to the test programs.
+`cargo test --manifest-path tests/extension/Cargo.toml` does the same without this script, but takes minutes. To Cargo, path dependencies of
+another workspace are different packages, so it builds them again, with all their C++. This script asks Cargo where the workspace's libraries
+are, and calls rustc. Arguments go to the test programs.
 """
 import json
 import os

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Checks that nvshmem-sys builds and documents itself outside this repository, as from its published package: packs it, unpacks it
-# in an empty folder, and runs cargo there. Needs no network: the crates are those of Cargo.lock.
+# Checks that nvshmem-sys and its documentation build outside this repository, as from its published package: packs it, unpacks it in
+# an empty folder, and runs cargo there. Needs no network, because it uses the crates of Cargo.lock.
 set -euo pipefail
 
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 # shellcheck source=scripts/setup-env.sh
 source "$here/setup-env.sh"
 cd "$repository"
-# Uses neither the set-up's headers nor the user's: users of the package have only its own bindings.
+# Without any headers of NVSHMEM, because users of the package may have only its checked-in bindings.
 unset NVSHMEM_HOME CUDA_HOME CUDA_PATH
 
 work="$(mktemp -d)"

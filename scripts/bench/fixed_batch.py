@@ -1,19 +1,20 @@
-"""Decode through online admission against a fixed batch: the same requests, once as one list to mpk-run, which begins them together, and once one
-after the other to mpk-serve, while the others run. Compared are iterations that decode one token of each request, from the ranks' timelines. mpk-serve
-is asked for
+"""Compares decode through online admission with decode of a fixed batch. The same requests run once as one list in mpk-run, which begins them
+together, and once in mpk-serve, where they arrive one after the other while the others run. The comparison uses the iterations that decode one token
+of each request, from the ranks' timelines. mpk-serve is asked for
 
 - whole answers, as mpk-run --json gives them;
-- streams that the clients read as they arrive: there each token wakes the server's thread and a client, and on a machine whose workers have all
-  cores each of them interrupts a worker;
-- streams that the clients read at the end, as if they were on another machine: what is left is the server's own work.
+- streams that the clients read as they arrive. Each token wakes the server's thread and a client. If the workers have all cores of the machine, each
+  of these interrupts a worker;
+- streams that the clients read only at the end, as if they were on another machine. This shows the server's own work alone.
 
 mpk-run and mpk-serve are both started with --greedy, so that they run the same graphs. By default mpk-serve has the sampling operators in its
-graphs, for requests that sample. What they cost requests that do not is a figure of its own, of whole answers.
+graphs, for requests that sample. What these operators cost greedy requests is a separate figure, measured with whole answers.
 
-An iteration takes longer the more tokens the KV caches hold. So iterations are compared with iterations of as many tokens: they are sorted into
-groups of 32 tokens a request, and only groups that all kinds of runs have count.
+Iterations take longer if the KV caches hold more tokens. So only iterations with about the same number of tokens are compared: they are sorted into
+groups of 32 tokens per request, and only groups that occur in all kinds of runs count.
 
-The rounds take turns, and for each group the shortest of the rounds' medians counts: what else the machine does only makes iterations longer."""
+The kinds of runs alternate in rounds. For each group, the smallest of the rounds' medians counts, because other work on the machine can only make
+iterations longer."""
 
 import http.client
 import json
@@ -31,7 +32,7 @@ def ids(number):
 
 KINDS = {"online": "online", "sampling": "online with sampling graphs", "streams": "streamed", "unread": "streamed, read at the end"}
 GROUP_TOKENS = 32
-# More than a run has.
+# More iterations than a run has.
 ITERATIONS = 100_000
 
 
@@ -56,7 +57,7 @@ def ask(url, number, tokens, kind):
     connection = http.client.HTTPConnection(place.hostname, place.port, timeout=120)
     connection.connect()
     if kind == "unread":
-        # The system wakes this thread when so much has arrived, or at the end.
+        # The system wakes this thread only when this many bytes have arrived, or at the end.
         connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1 << 20)
     connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json", "Connection": "close"})
     answer = connection.getresponse().read()

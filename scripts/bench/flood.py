@@ -1,8 +1,8 @@
-"""What a flood leaves of a running stream: one long stream of our server alone, beside as many requests as fill its slots, beside many
-connections whose requests wait in its queue, and beside many that are refused.
+"""Measures how much a flood of requests slows a running stream. One long stream of our server runs alone, beside as many requests as fill its
+slots, beside many connections whose requests wait in its queue, and beside many connections whose requests are refused.
 
-The tokens of the stream count from its first to its last in each phase, so that its own wait for a slot is not part of it. The clients of
-the flood are one process, which sends a new request as soon as it has the answer to the last."""
+In each phase, the stream's tokens are counted from its first to its last, so its own wait for a slot is not included. The clients of the flood
+are one process, which sends a new request as soon as the last one has been answered."""
 
 import json
 import multiprocessing
@@ -14,7 +14,7 @@ import time
 from urllib.parse import urlsplit
 
 BODY = {"prompt": "In the beginning", "max_tokens": 30, "ignore_eos": True, "temperature": 0}
-# Always refused, even if the queue has room. So the stream finds a slot when it begins again.
+# Always refused, even if the queue has room, so the stream finds a slot when it starts again.
 WRONG = {**BODY, "max_tokens": 0}
 
 
@@ -36,7 +36,7 @@ def stream(url, seen, end):
             while data := connection.recv(1 << 16):
                 if tokens := data.count(b'"text"'):
                     mine.append((time.monotonic(), tokens))
-        if not mine:  # refused: the flood had its place
+        if not mine:  # refused: the flood took its place
             time.sleep(0.001)
 
 

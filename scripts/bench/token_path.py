@@ -1,8 +1,9 @@
-"""The time of a token from the kernel to the client, and of a first token from the client's request to the client, for one stream of our server.
+"""Measures the time of a token from the kernel to the client, and of a first token from the client's request to the client, for one stream of our
+server.
 
-The kernel's times come from the timeline that the server writes at its end (`--trace`): on the CPU target its clock is the one that
-this process reads. A batch step begins when the tokens of an iteration are there; the client's time is when its socket has given the
-bytes. The timeline itself costs a few microseconds an iteration."""
+The kernel's times come from the timeline that the server writes at its end (`--trace`). On the CPU target the timeline has the same clock as this
+process. A batch step begins when the tokens of an iteration are complete. The client's time is when its socket has returned the bytes. Recording
+the timeline costs a few microseconds per iteration."""
 
 import ctypes
 import json
@@ -17,8 +18,8 @@ SCHED_SETATTR = {"x86_64": 314, "aarch64": 274}
 
 
 def be_prompt():
-    """The client must not be what is measured: it asks for a real-time priority, else for short turns (Linux 6.12), as the server's threads
-    do. The workers may have all cores."""
+    """Asks for a real-time priority, otherwise for short time slices (Linux 6.12), as the server's threads do. The workers may use all
+    cores, and delays of the client must not count."""
     try:
         os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
     except PermissionError:
@@ -52,8 +53,9 @@ def stream(url, prompt, tokens):
 
 
 def figures(trace, runs):
-    """From the timeline and what the client has seen, in milliseconds: every token's way, the first tokens' times, what of them is not
-    the one or two iterations that made the first piece, and what of that passes before the first iteration is published. The timeline keeps the last events only: runs that began before it are left out."""
+    """Figures from the timeline and the client's times, in milliseconds: the path of every token; the times to first token; the part of
+    them outside the one or two iterations that made the first piece; and the part of that which passes before the first iteration is
+    published. The timeline keeps only the latest events, so runs that began before it are left out."""
     begin = next(e["args"]["ns"] for e in trace["traceEvents"] if e["ph"] == "M" and e["name"] == "begin" and e["pid"] == 0)
     steps = sorted((begin + 1e3 * e["ts"], begin + 1e3 * (e["ts"] + e["dur"])) for e in trace["traceEvents"]
                    if e["ph"] == "X" and e["name"] == "batch step" and e["pid"] == 0)
@@ -72,7 +74,7 @@ def figures(trace, runs):
                 ways.append((moment - steps[after[token - 1]][0]) / 1e6)
         moment, count = pieces[0]
         firsts.append((moment - sent) / 1e6)
-        # The intervals that the client waited for, each from the end of one step to the begin of the next. A later one may have any
+        # The intervals that the client waited for, each from the end of one step to the beginning of the next. A later one may have any
         # length.
         waited = after[:min(max(count, 1), 2)]
         iterations = sum(steps[place][0] - steps[place - 1][1] for place in waited) / 1e6

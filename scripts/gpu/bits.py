@@ -1,7 +1,8 @@
-"""The same bits: between repeats, over 10000 decode steps in one launch, over placements, transports and lowerings.
+"""Checks that results have the same bits: between repeats, over 10000 decode steps in one launch, and over placements, transports
+and lowerings.
 
 Repeats are requests with the same prompt and one slot, so that they run one after the other through the same graphs:
-many repeats to a launch.
+many repeats per launch.
 """
 
 import models

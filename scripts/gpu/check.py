@@ -89,7 +89,7 @@ def run_part(check, name, work, seconds):
         work()
     except OutOfTime:
         check.failed(name, f"not finished after {seconds} s")
-    except Exception as error:  # noqa: BLE001: a part must not take the others with it
+    except Exception as error:  # noqa: BLE001: a failing part must not end the others
         traceback.print_exc()
         check.failed(name, f"{type(error).__name__}: {error}")
     taken = time.monotonic() - started

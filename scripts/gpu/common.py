@@ -169,7 +169,7 @@ class Check:
     commands: list = field(default_factory=list)
     part: str = ""
     part_end: float = 0.0
-    background: dict = field(default_factory=dict)  # what one part leaves to another
+    background: dict = field(default_factory=dict)  # results that later parts use
     running: set = field(default_factory=set)
 
     def __post_init__(self):

@@ -1,8 +1,8 @@
-"""Decode figures next to the peer's and the floor, from one run: Qwen3-8B and Qwen3-0.6B shapes, random weights.
+"""Measures decode beside the peer and the floor, in one run: shapes of Qwen3-8B and Qwen3-0.6B, random weights.
 
 A step's mean context is 512: 480 tokens of prompt and 64 new ones, counted while all requests of a batch decode. The
-floor is what a GPU must read over the rate of a streaming kernel measured here (stream_read.cu), or over 4.65 TB/s
-where there is no nvcc.
+floor is the number of bytes that a GPU must read, divided by the rate of a streaming kernel measured here
+(stream_read.cu), or by 4.65 TB/s if there is no nvcc.
 """
 
 import json

@@ -1,9 +1,10 @@
-"""Tokens and log-probabilities against Hugging Face transformers on the same device.
+"""Compares tokens and log-probabilities with Hugging Face transformers on the same device.
 
-The fixtures and the trained example are compared with their expected.json (float32), which transformers on this device
-must give too, in float32 and in the stored type; so must a model of 2 B parameters that huggingface.py makes here. A
-token must be equal where expected.json says that the winner is clear: everywhere in random models. In the trained one
-it may differ where the margin is below 0.15; the comparison of that request ends there, and the report names the step.
+The fixtures and the trained example are compared with their expected.json (float32). Transformers on this device must
+give the same, in float32 and in the stored type. A model of 2 B parameters that huggingface.py makes here is compared in
+the same way. A token must be equal if expected.json says that the winner is clear, as it is everywhere in random models.
+In the trained model a token may differ if the margin is below 0.15. Then the comparison of that request ends, and the
+report names the step.
 """
 
 import json
@@ -35,7 +36,7 @@ def compare_top(expected, found, dtype, what):
         raise Wrong(f"{what}: {len(found)} top tokens")
     ours, theirs, share = dict(map(tuple, found)), dict(map(tuple, expected)), 0.0
     for token, logprob in expected:
-        # A token that is not among ours lies below our last.
+        # A token that is not among ours is below our last one.
         off = abs(ours[token] - logprob) if token in ours else max(0.0, logprob - found[-1][1])
         share = max(share, off / tolerance(dtype, logprob))
     for token, logprob in found:

@@ -5,11 +5,12 @@
 
 Writes FOLDER/fixtures.json, and FOLDER/large with a checkpoint, model.json and expected.json (tests/fixtures/README.md).
 
-The large model has the shape of Qwen3-1.7B with a head of its own (2.0 B parameters). Random weights alone have no
+The large model has the shape of Qwen3-1.7B with an untied head (2.0 B parameters). Random weights alone have no
 clear winners: among 151936 logits the two highest are often closer than bf16 tells apart. So the head has, for each
-token, a pointer to a successor, just strong enough to win clearly in 94 % of the steps; the context wins the others. Of many random prompts those are kept whose greedy
-continuation is clear at every step (margin in float32 of at least 0.25) and not a short cycle. Attention, MLP and all
-norms have weights of a size at which leaving one out changes the log-probabilities far beyond what is allowed.
+token, a pointer to a successor. It is just strong enough to win clearly in 94 % of the steps; in the others the context
+decides. Of many random prompts, only those are kept whose greedy continuation is clear at every step (margin in float32 of
+at least 0.25) and not a short cycle. The weights of attention, MLP and norms are so large that leaving out one of these
+changes the log-probabilities far more than is allowed.
 """
 
 import argparse

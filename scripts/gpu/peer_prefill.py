@@ -1,8 +1,8 @@
-"""The peer of prefill.py: Qwen3-8B's shape in PyTorch on one GPU, every block compiled, attention by its flash kernel.
+"""The peer of prefill.py: Qwen3-8B's shape in PyTorch on one GPU. Every block is compiled, and attention uses the flash kernel.
 
     peer_prefill.py 1x480,8x480
 
-Prints a JSON line a case: the best of five times from the tokens to the last position's winner.
+Prints one JSON line per case: the best of five times from the tokens to the winner at the last position.
 """
 
 import json

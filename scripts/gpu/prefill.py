@@ -1,7 +1,7 @@
-"""Prefill figures next to the peer's, from one run: Qwen3-8B's shape on one GPU, random weights.
+"""Measures prefill beside the peer, in one run: Qwen3-8B's shape on one GPU, random weights.
 
-Wide products are judged against the others first: the same prompt in chunks that are too short for them must give the same
-best tokens with log-probabilities as close as rounding allows.
+First it compares wide products with the others: the same prompt, in chunks that are too short for wide products, must give
+the same best tokens, with log-probabilities within rounding.
 """
 
 import json
@@ -47,7 +47,7 @@ def differs(found, expected):
         if None in (*ours.values(), *theirs.values()):
             return float("inf")  # not a number
         for token, logprob in theirs.items():
-            # A token that is not among ours lies below our last.
+            # A token that is not among ours is below our last one.
             off = abs(ours[token] - logprob) if token in ours else max(0.0, logprob - min(ours.values()))
             worst = max(worst, off / (TOLERANCE * (1 + abs(logprob))))
     return worst

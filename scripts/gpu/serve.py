@@ -1,7 +1,8 @@
-"""mpk-serve: answers under load against each request alone and against Hugging Face, cancels, the way out of idleness, the end.
+"""Checks mpk-serve: answers under load against each request alone and against Hugging Face, cancels, the first token after an idle
+time, and the end.
 
-The reference of a request is the server's own answer while nothing else ran; those of the trained example are compared with
-transformers' tokens too. Prefix cache off, so that pages in use must come back to none.
+The reference of a request is the server's own answer while nothing else runs. For the trained example, these are also
+compared with the tokens of transformers. The prefix cache is off, so no page is in use after the last request.
 """
 
 import http.client
@@ -29,7 +30,7 @@ class Wrong(Exception):
 
 
 def model(check, placement, suffix):
-    """The trained example with several slots. A server can sample, so what is compiled must too: requests say that they are greedy."""
+    """The trained example with several slots. A server's graphs can sample, so these jobs' graphs must, too. The requests are greedy."""
     generate = {"prompt_tokens": [[1, 2, 3]], "max_new_tokens": 4, "temperature": 0.8}
     return models.checkpoint_model(check, f"serve-{suffix}", models.fixture_folder("tiny"), [], 4, max_batch=SLOTS,
                                    runtime={"placement": placement}, generate=generate)
@@ -149,7 +150,7 @@ class Server:
         return self.process.pid
 
     def end(self, number=signal.SIGTERM):
-        """Ends it; what it said."""
+        """Ends it; returns the finished command."""
         if number and self.process.poll() is None:
             os.kill(self.rank_0(), number)
         return self.check.finish(self.started, END_SECONDS * PATIENCE)
@@ -202,9 +203,9 @@ def load(check, server):
 
 
 def compare_with_alone(server, index, body, alone, found):
-    """Number of near ties that fell otherwise in company: products of many rows and of few rows add in another order.
+    """Number of near ties with another winner beside other requests: products of many rows and of few rows add in different orders.
 
-    After a near tie the rest is compared with what the server says alone to the prompt and the tokens up to there.
+    After a near tie, the rest is compared with the idle server's answer to the prompt and the tokens so far.
     """
     if len(found) != len(alone):
         raise Wrong(f"request {index} has {len(found)} tokens, alone {len(alone)}")

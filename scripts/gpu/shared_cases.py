@@ -59,7 +59,7 @@ def row_parallel(g, index):
 
 
 def column_parallel(g, index):
-    """Column-parallel `linear`, gathered because its output is wanted whole."""
+    """Column-parallel `linear`, gathered because its whole output is needed."""
     for i, (k, n) in enumerate(rotated([(37, 45), (256, 1000), (64, 7), (1000, 96)], index, 2)):
         dtype = ["bf16", "f32", "f16"][(i + index) % 3]
         if not g.begin(f"column-parallel {dtype} k={k} n={n}"):

@@ -1,6 +1,6 @@
-"""Four ranks on fewer GPUs: slow, since the GPUs run one rank at a time, but as right as with a GPU each.
+"""Checks four ranks on fewer GPUs. They are slow, because a GPU runs one rank at a time, but results must be right.
 
-Where there are four GPUs the other parts do all this, with a GPU a rank.
+With four GPUs, the other parts check all this with one GPU per rank.
 """
 
 import abort

@@ -1,12 +1,13 @@
-"""What the kernel's skeleton costs: an allreduce inside the kernel for every lowering, and a dependent empty task.
+"""Measures the cost of the kernel's skeleton: an allreduce inside the kernel for every lowering, and an empty task that depends
+on another.
 
-Op graphs that are chains of tiny operators are run many times in one launch. Assumes `--iterations K` of mpk-run: an op
-graph of the user's own is run K times in one launch, whose time is `timing.prefill_s`. The time of an iteration is the
-slope between two values of K, so that the launch itself does not count.
+Op graphs that are chains of tiny operators run many times in one launch. Assumes `--iterations K` of mpk-run: a user's
+op graph runs K times in one launch, whose time is `timing.prefill_s`. The time of an iteration is the slope between two
+values of K, so that the launch itself does not count.
 
-A link of the allreduce chain is a column-parallel linear [2048 -> 16 a rank], a row-parallel one [16 a rank -> 2048]
-and the allreduce of its f32 sums: R rows are R x 8 KB. The same chain on one rank has no allreduce; the difference is
-what the allreduce adds, and that is what is compared with the peers.
+A link of the allreduce chain is a column-parallel linear [2048 -> 16 per rank], a row-parallel one [16 per rank -> 2048]
+and the allreduce of its f32 sums: R rows are R x 8 KB. The same chain on one rank has no allreduce. The difference is
+the cost of the allreduce, which is compared with the peers.
 """
 
 import json
@@ -98,7 +99,7 @@ def nanoseconds(check, job):
 
 
 def told(check, name, figure, samples, problem):
-    """Verdict and figure of something that is only measured."""
+    """Verdict and figure of a measurement without a limit."""
     if samples is None:
         (check.skipped if "no --iterations" in problem else check.failed)(name, problem)
         return None
@@ -145,7 +146,7 @@ def per(samples, count):
 
 
 def run(check):
-    """All of it; what fits beside each other runs on GPUs of its own."""
+    """All measurements. Those that fit side by side run at the same time on separate GPUs."""
     if not check.cuda:
         check.skipped("skeleton", "needs a GPU")
         return

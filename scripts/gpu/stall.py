@@ -1,4 +1,4 @@
-"""A stall put into one rank never changes a token; without the protection of the symmetric buffers' reuse it must.
+"""A stall in one rank must never change a token. Without the protection of the symmetric buffers' reuse, it must change one.
 
 Assumes that MPK_DEBUG_UNPROTECTED=1 switches that protection off (both when compiling and when running).
 """
@@ -11,7 +11,7 @@ from common import Job, bits, parsed
 
 UNPROTECTED = (("MPK_DEBUG_UNPROTECTED", "1"),)
 MILLISECONDS = 3  # many steps
-# Flagged words are never shared, so only what is copied and waited for by events can be overtaken.
+# Flagged words are never shared, so only copies that events wait for can be overtaken.
 CONTROLS = [("static", "copy-reduce"), ("dynamic", "copy-reduce")]
 CHOICES = [("static", "one-shot"), ("dynamic", "copy-reduce"), ("static", "two-shot"), ("dynamic", "one-shot")]
 
@@ -85,8 +85,8 @@ def run_stalls(check, ranks):
 
 
 def run_control(check, ranks):
-    """The negative control: the protection off, one rank slow in summing up what it has received, while the others send the
-    next; tokens must change or the run must end."""
+    """The negative control: the protection is off, and one rank adds up slowly what it has received, while the others send the
+    next data. Tokens must change, or the run must end."""
     noticed, runs = [], 0
     for placement, lowering in CONTROLS:
         names, done = operators(check, ranks, lowering)

@@ -1,7 +1,7 @@
-"""How long a start takes: the cold compile of Qwen3-8B at TP4 on two cores, a warm start, and the weights.
+"""Measures how long a start takes: the cold compile of Qwen3-8B at TP4 on two cores, a warm start, and the weights.
 
 Reads rank 0's log: "ready for weights after S s", "N kernel variants in S s; cubin from the cache in S s" and
-"weights: B GB in S s". Without a line only what `load_s` of --json (until the weights are in place) shows is told.
+"weights: B GB in S s". If a line is missing, the report has only `load_s` of --json (until the weights are in place).
 """
 
 import json
@@ -83,7 +83,7 @@ def begin_cold(check):
 
 
 def run_cold(check):
-    """What came of the cold compile."""
+    """The result of the cold compile."""
     folder, future = check.background["cold compile"]
     done = future.result()
     folder.cleanup()

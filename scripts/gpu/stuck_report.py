@@ -1,8 +1,9 @@
-"""What the report of a stuck run must say, worked out from the task graphs alone, and whether it says so.
+"""Works out from the task graphs alone what the report of a stuck run must say, and checks the report.
 
-Where tasks of one operator never end on one rank, everything else runs as far as its dependencies and its worker's list
-allow. What then stands still, waits for a certain event or for flagged words, with certain counts. With static placement
-that is exact; with dynamic placement it also depends on which tasks share a worker, so the counts have a bound only.
+If the tasks of one operator never end on one rank, everything else runs as far as its dependencies and its worker's list
+allow. Every worker that then stands still waits for a known event or for known flagged words, with known counts. With
+static placement these are exact. With dynamic placement they also depend on which tasks share a worker, so the counts
+have only a bound.
 """
 
 import json
@@ -171,7 +172,7 @@ def rank_problems(stuck, number, lines, stderr):
     if stuck.static:
         expected = stuck.expected(number)
         if set(found) != set(expected):
-            # Of very many waits only the first are told.
+            # If there are very many waits, the report has only the first ones.
             cut = f"rank {number}: " in "".join(re.findall(r"rank \d+: \d+ more waits?", stderr)) and set(found) <= set(expected)
             if not cut:
                 wrong.append(f"it says {sorted(map(str, found))}, and should say {sorted(map(str, expected))}")

@@ -50,7 +50,7 @@ class Ranks:
         return torch.ones(size, device=self.device, dtype=torch.bfloat16)
 
     def wait(self):
-        """For this rank's device, then for all ranks."""
+        """Waits for this rank's device, then for all ranks."""
         if self.cuda:
             torch.cuda.synchronize()
         if self.world > 1:

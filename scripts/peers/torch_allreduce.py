@@ -1,8 +1,8 @@
-"""Peer of the allreduce: NCCL's and symmetric memory's (gloo's on CPUs), of f32 sums, on a GPU inside a CUDA graph, as a model sees them.
+"""Peer of the allreduce: f32 sums by NCCL and by symmetric memory, or by gloo on CPUs. On a GPU they run inside a CUDA graph, as in a model.
 
     torchrun --nproc-per-node N torch_allreduce.py --bytes 8192,131072
 
-Prints a JSON line for each size and way: microseconds of one allreduce. Sums are checked against the sum that is known.
+Prints one JSON line for each size and implementation: microseconds of one allreduce. The sums are checked.
 """
 
 import argparse

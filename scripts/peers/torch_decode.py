@@ -1,9 +1,9 @@
-"""Peer of decode: one tensor-parallel step in PyTorch, blocks compiled, on a GPU the whole step in a CUDA graph.
+"""Peer of decode: one tensor-parallel step in PyTorch with compiled blocks. On a GPU, the whole step is in a CUDA graph.
 
     torchrun --nproc-per-node N torch_decode.py --config config.json --batch 1,8 --context 512,8192
 
-Random weights, the caches full up to the context. Attention as two batched products or by scaled_dot_product_attention, the sum over ranks by
-NCCL (gloo on CPUs) or by symmetric memory: each combination is a JSON line, and who compares takes the best.
+Weights are random, and the caches are full up to the context. Attention is two batched products or scaled_dot_product_attention. NCCL (gloo on
+CPUs) or symmetric memory sums over ranks. Each combination gives a JSON line; the caller takes the best.
 """
 
 import torch

@@ -1,8 +1,8 @@
-"""Peer of prefill: whole prompts through PyTorch, blocks compiled, attention by its flash kernel, sums over ranks by NCCL (gloo on CPUs).
+"""Peer of prefill: whole prompts through PyTorch with compiled blocks, the flash kernel for attention, and sums over ranks by NCCL (gloo on CPUs).
 
     torchrun --nproc-per-node N torch_prefill.py --config config.json --cases 1x512,8x512,1x2048
 
-A case is prompts x tokens. Prints a JSON line a case: from the tokens to the winner at the last position of each prompt.
+A case is prompts x tokens. Prints one JSON line per case: the time from the tokens to the winner at the last position of each prompt.
 """
 
 import torch

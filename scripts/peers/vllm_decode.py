@@ -2,8 +2,8 @@
 
     vllm_decode.py --folder FOLDER --tp N --batch 1,8 --context 512
 
-FOLDER has the config.json of the model. A decode step's time is the difference of two generations that differ in new tokens alone; the time of
-the shorter one is prefill's. Prints a JSON line a case.
+FOLDER has the config.json of the model. Two generations differ only in the number of new tokens. The time of a decode step follows from their
+difference, and the time of the shorter one is the prefill. Prints one JSON line per case.
 """
 
 import argparse

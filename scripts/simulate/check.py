@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Compares the simulator with measurements: scripts/simulate/check.py [--fast] [--json FILE].
 
-Prints every row, with what was measured, where that is kept, whether the row was used to fit the cluster file, and the
-error. Ends with status 1 where a row is further off than its bound: 15 %, or for the rows that are known to miss, what they
-miss by today (so that no change makes them worse unseen).
+Prints every row: what was measured, the source of the measurement, whether the row was used to fit the cluster file, and
+the error. Ends with status 1 if the error of a row is above its limit. The limit is 15 %. Rows that are known to have a
+larger error have that error as their limit, so that no change makes them worse unnoticed.
 """
 
 import argparse

@@ -5,7 +5,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::time::Duration;
 
-/// Longest wait of a test for a byte.
+/// Maximum time that a test waits for a byte.
 const PATIENCE: Duration = Duration::from_secs(40);
 
 /// An answer whose body has not been read yet. Dropping it closes the connection.

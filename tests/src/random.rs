@@ -21,7 +21,7 @@ impl Random {
         (self.next() % n.max(1) as u64) as usize
     }
 
-    /// True in `percent` of 100 calls.
+    /// True with a probability of `percent` %.
     pub fn chance(&mut self, percent: u64) -> bool {
         self.next() % 100 < percent
     }

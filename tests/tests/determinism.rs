@@ -105,8 +105,8 @@ fn flagged_words_that_layers_share_survive_stalls() {
     }
 }
 
-/// The control for the test above: all flagged words in one place. The verifier refuses such graphs. If they run all
-/// the same, a slow rank finds its words overwritten.
+/// The control for the test above: all flagged words in one place. The verifier refuses such graphs. If they run
+/// anyway, a slow rank finds its words overwritten.
 #[test]
 fn flagged_words_in_one_place_are_refused_and_lost() {
     let fixture = Fixture::open("qwen3");

@@ -155,7 +155,7 @@ fn lacking_resources_are_named() {
         let finished = job.run();
         let what =
             format!("{mebibytes} MiB: {:?} {:?}\n{}", finished.status, finished.signal, finished.stderr);
-        // 127: the loader has no room for the libraries.
+        // 127: the loader had no room for the libraries.
         assert!(matches!(finished.status, Some(0 | 3 | 127)), "{what}");
         assert!(!finished.stderr.contains("panicked"), "{what}");
     }

@@ -1,5 +1,5 @@
-//! Proves that an operator gets its inputs however they are sharded: collectives are inserted, and the user's own ones are
-//! carried out, in every element type and dimension, with the results of one rank.
+//! Proves that an operator gets its inputs however they are sharded: collectives are inserted, and the user's collectives
+//! run, in every element type and dimension, with the results of one rank.
 
 use mpk_tests::reference::{self, values};
 use mpk_tests::{Job, ModelFile};
@@ -121,7 +121,7 @@ fn collectives_of_the_users_own() {
     }
 }
 
-/// A split tensor, or a sum over ranks, is stored whole in a persistent tensor, by a collective of the user's own or an
+/// A split tensor, or a sum over ranks, is stored whole in a persistent tensor, by a collective of the user or an
 /// inserted one. With many columns there are several copies.
 #[test]
 fn tensors_that_live_on_get_the_whole() {

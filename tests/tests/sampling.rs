@@ -53,7 +53,7 @@ impl Options {
             .collect();
         values.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
         let highest = values[0].1;
-        let mut margin = f64::INFINITY; // also to what a filter has dropped
+        let mut margin = f64::INFINITY; // also towards tokens that a filter has dropped
         let weight = |value: f64| (value - highest).exp();
         if self.min_p > 0.0 {
             values.retain(|v| weight(v.1) >= self.min_p);

@@ -60,7 +60,7 @@ fn every_candidate_is_timed_and_a_dry_run_keeps_nothing() {
         assert_eq!(trial["failed"], Value::Null, "{trial}");
         assert_eq!(trial["same_tokens"], true, "{trial}");
         assert!(trial["ms"]["decode-2"].as_f64().is_some_and(|ms| ms > 0.0), "{trial}");
-        // One worker never gates its own outputs unless told to; other placements are other graphs.
+        // A single worker gates its own outputs only if it is told to. Other placements are other graphs.
         assert_eq!(trial["same_graphs"], trial["value"] == 65536, "{trial}");
     }
     assert_eq!((&found["table"], &found["place"]["ranks"]), (&Value::Null, &json!(2)));

@@ -10,8 +10,8 @@ pub const GATING_WORKERS: Knob = Knob {
     about: "minimum number of workers for which each gates its own outputs; with fewer, each reader gates its inputs",
 };
 
-/// The fewest rows of an iteration for which products become wide, if a tile does not have all rows. With 16 rows an H200 is faster
-/// without wide products (8B, one GPU: 5.60 ms a step, 5.85 with them), with 32 rows it is slower (7.6 and 6.4).
+/// The fewest rows of an iteration for which products become wide, if a tile does not have all rows. On one H200
+/// (8B), a step of 16 rows takes 5.60 ms without wide products and 5.85 ms with them; a step of 32 rows takes 7.6 and 6.4 ms.
 pub const LEAST_ROWS: Knob = Knob {
     name: "wide.least_rows",
     default: 17,
@@ -28,9 +28,9 @@ pub const LEAST_PARTIAL_ROWS: Knob = Knob {
     about: "the same where each rank has a part of every sum",
 };
 
-/// The fewest columns of a weight that two tasks share if there are too few tiles for the workers. A multiprocessor takes 0.44 us for 128
-/// columns, whatever the others do, and the sum of both halves takes 4 us (H200; 12,288 columns of 32 rows: 42 us, 28 with the sum). With
-/// 4,096 columns shared as well, batch 64 of 8B took 7.56 ms instead of 7.63.
+/// The fewest columns of a weight that two tasks share if there are too few tiles for the workers. On an H200, a multiprocessor takes 0.44 us
+/// for 128 columns, whatever the others do, and adding both halves takes 4 us. So 12,288 columns of 32 rows take 42 us if they are not
+/// shared, and 28 us if they are. Sharing products of 4,096 columns as well reduced a step of batch 64 (8B) from 7.63 to 7.56 ms.
 pub const LEAST_HALVED: Knob = Knob {
     name: "wide.least_halved_columns",
     default: 4096,
@@ -38,9 +38,9 @@ pub const LEAST_HALVED: Knob = Knob {
     about: "fewest columns of a weight that two tasks share where tiles are too few for the workers",
 };
 
-/// On one rank, the most rows of an iteration for which a tile has all rows. With 16 rows an H200 took 5.98 ms a step
-/// without and 5.52 with such tiles, with 32 rows 6.69 and 6.44, with 64 rows 7.57 and 7.35 (8B). Tiles with all of 128 rows, 64 for each
-/// warpgroup, were slower than 128 x 128 (11.7 and 10.8).
+/// On one rank, the most rows of an iteration for which a tile has all rows. Without and with such tiles, a step on an H200
+/// (8B) took 5.98 and 5.52 ms for 16 rows, 6.69 and 6.44 ms for 32 rows, 7.57 and 7.35 ms for 64 rows. Tiles with all of 128 rows, 64 for
+/// each warpgroup, were slower than tiles of 128 x 128 (11.7 and 10.8 ms).
 pub const TALL_ROWS: Knob = Knob {
     name: "wide.tall_rows",
     default: 64,
@@ -72,8 +72,8 @@ pub const LEAST_STACKED: Knob = Knob {
     about: "fewest columns of a weight that two tasks share where the readers add up their halves",
 };
 
-/// The fewest columns of a weight that several tasks share in products of more than 64 rows. Otherwise the tiles of a product of 65 to 128
-/// rows have 64 rows of both sides, and read twice as many bytes per product (H200, 8B, batch 128: 3 MB a task of `down` instead of 1.5).
+/// The fewest columns of a weight that several tasks share in products of more than 64 rows. If they are not shared, the tiles of 65
+/// to 128 rows are 64 x 64 and read twice as many bytes per product (H200, 8B, batch 128: 3 MB per task of `down` instead of 1.5).
 pub const LEAST_QUARTERED: Knob = Knob {
     name: "wide.least_quartered_columns",
     default: 4096,
@@ -81,7 +81,7 @@ pub const LEAST_QUARTERED: Knob = Knob {
     about: "fewest columns of a weight whose tiles of 128 rows two or four tasks share, where tiles are too few for the workers",
 };
 
-/// The most rows of such products. With 256 a prompt of 240 tokens takes 9.09 ms instead of 10.15 (8B, H200).
+/// The most rows of such products. With 256, a prompt of 240 tokens takes 9.09 ms instead of 10.15 ms (8B, H200).
 pub const MOST_QUARTERED_ROWS: Knob = Knob {
     name: "wide.most_quartered_rows",
     default: 256,
@@ -89,8 +89,8 @@ pub const MOST_QUARTERED_ROWS: Knob = Knob {
     about: "most rows of an iteration for which tasks share such tiles",
 };
 
-/// The fewest columns of a weight that several tasks share if the output is rounded; then the sum of the parts is rounded. With `qkv`
-/// of batch 128 in two parts a step takes 9.67 ms instead of 9.76 (8B, H200).
+/// The fewest columns of a weight that several tasks share if the output is rounded; then the sum of the parts is rounded. If
+/// two tasks share `qkv`, a step of batch 128 takes 9.67 ms instead of 9.76 ms (8B, H200).
 pub const LEAST_ROUNDED: Knob = Knob {
     name: "wide.least_rounded_columns",
     default: 4096,

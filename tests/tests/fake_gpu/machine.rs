@@ -3,7 +3,7 @@
 use super::{FAKE, job, two};
 use mpk_tests::{Job, ModelFile};
 
-/// What the machine lacks gives status 3 and the fix; `auto` does not switch to the CPU silently.
+/// If the machine lacks something, the run ends with status 3 and names the fix; `auto` does not switch to the CPU silently.
 #[test]
 fn what_the_machine_lacks_is_named_with_its_fix() {
     let model = ModelFile::of_fixture("mistral");

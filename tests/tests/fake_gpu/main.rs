@@ -15,7 +15,7 @@ use tempfile::TempDir;
 /// The fake libraries, built once.
 static FAKE: LazyLock<Fake> = LazyLock::new(Fake::build);
 
-/// Begin of the folder's name. The process id follows.
+/// Start of the folder's name. The process id follows.
 const PREFIX: &str = "mpk-gpu-";
 
 struct Fake {
@@ -191,7 +191,7 @@ fn a_start_of_nvshmem_that_does_not_end_is_ended() {
     assert!(finished.stderr.contains("stopped"), "{}", finished.stderr);
 }
 
-/// With NVSHMEM_DEBUG NVSHMEM prints to standard output.
+/// With NVSHMEM_DEBUG set, NVSHMEM prints to standard output.
 #[test]
 fn stdout_has_only_the_results() {
     let model = ModelFile::of_fixture("mistral");
