@@ -54,7 +54,7 @@
 //!
 //! Without these variables, a build inside this repository uses the folder that `scripts/setup.sh --nvshmem`
 //! fills. Otherwise the library is found by the loader's own search, or among the packages of Python
-//! ([`packages`]).
+//! ([`packages()`]).
 //!
 //! # Threads
 //!

@@ -4,7 +4,7 @@
 //! 2. for a program that still lies where it was built: the folder that `scripts/setup.sh --nvshmem` fills
 //!    there;
 //! 3. the loader's own search (`LD_LIBRARY_PATH`, the loader's cache, the system folders);
-//! 4. the packages of Python ([`packages`]).
+//! 4. the packages of Python ([`crate::packages()`]).
 //!
 //! A program that was copied elsewhere does not use the folder where it was built: on another machine that folder may
 //! belong to anyone.
