@@ -6,9 +6,10 @@ usage() {
     cat <<'END'
 usage: scripts/bench_cpu.sh [--no-build] [ARGUMENTS FOR bench_cpu.py]
 
-Builds in release mode (the first time after scripts/setup.sh; --no-build takes the binaries that are there), then
-measures decode, prefill, graph building, start-up and memory, beside llama.cpp and PyTorch where they are
-installed, on an otherwise idle machine. About 2 minutes a round. scripts/bench_cpu.py --help: the rest.
+Builds in release mode (run scripts/setup.sh before the first time; --no-build takes the existing binaries), then
+measures decode, prefill, graph building, start-up and memory, beside llama.cpp and PyTorch if they are
+installed. The machine must be otherwise idle. A round takes about 2 minutes. Further options:
+scripts/bench_cpu.py --help.
 END
 }
 

@@ -188,7 +188,7 @@ def main():
     parser.add_argument("--decode", type=int, default=64)
     parser.add_argument("--prefill", type=int, default=512)
     parser.add_argument("--huge-pages", action="store_true", help="keep the weights on huge pages instead of in a mapped file")
-    parser.add_argument("--gguf", type=Path, help="llama.cpp: the file to load, written first where it is missing and"
+    parser.add_argument("--gguf", type=Path, help="llama.cpp: the file to load; it is written first if it is missing and"
                         " kept (by default a temporary one)")
     parser.add_argument("--write-only", action="store_true", help="llama.cpp: only write the file of --gguf")
     parser.add_argument("--verbose", action="store_true")

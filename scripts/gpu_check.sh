@@ -6,22 +6,22 @@ usage() {
     cat <<'TEXT'
 usage: scripts/gpu_check.sh [--gpus K] [--only PART,...] [--binary FILE] [--out DIR] [--cache DIR] [--seed S] [--thorough]
 
-Runs prebuilt binaries; needs no network and no cargo. Prints a line a check: `ok NAME ...`, `FAILED NAME ...` or
+Runs prebuilt binaries; needs no network and no cargo. Prints one line per check: `ok NAME ...`, `FAILED NAME ...` or
 `skipped NAME ...`, and writes DIR/gpu-Kx.json (default $OUT, else gpu-results). Ends with 0 only if nothing failed.
 
   --gpus K      GPUs to use (default: all)
-  --only PARTS  in the order given: doctor, litmus, operators, golden, bits, serve, stall, abort, shared, sanitizer,
-                start, skeleton, decode, prefill (default: all of them)
-                compile[,PART...] fills the cubin cache with what the parts (default: all) launch, and runs none; it
-                needs nvcc but no GPU, so it can be done on another machine, for an H200. On a GPU every run of parts
-                compiles first what its cache lacks, before the parts' time begins
+  --only PARTS  the parts to run, in the order given, of: doctor, litmus, operators, golden, bits, serve,
+                stall, abort, shared, sanitizer, start, skeleton, decode, prefill (default: all of them)
+                compile[,PART...] fills the cubin cache for these parts (default: all) and runs none of them. It needs
+                nvcc but no GPU, so it can be done on another machine, for an H200. On a GPU, every run first compiles
+                what its cache lacks, before the parts' time begins
   --binary FILE mpk-run (default: target/release/mpk-run)
   --cache DIR   the cubin cache (default: $MPK_CACHE_DIR, else mpk-run's own)
-  --seed S      of the operators' inputs (default: drawn; the report has it)
-  --thorough    every combination of placement, lowering and transport, instead of some that cover all
+  --seed S      seed of the operators' inputs (default: random; the report has it)
+  --thorough    test every combination of placement, lowering and transport, instead of a few that cover each value
 
-Needs mpirun, and python3 (or $MPK_PYTHON) with numpy, torch, transformers and safetensors. The peers' programs
-(torch_decode.py, torch_allreduce.py) are looked for in $MPK_PEERS.
+Needs mpirun, and python3 (or $MPK_PYTHON) with numpy, torch, transformers and safetensors. $MPK_PEERS names
+the folder of the peers' programs (torch_decode.py, torch_allreduce.py).
 TEXT
 }
 

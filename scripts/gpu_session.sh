@@ -6,21 +6,22 @@ usage() {
     cat <<'TEXT'
 usage: scripts/gpu_session.sh [--gpus K] [--seconds S] [--only PART,...] [--backend cuda|cpu] [--list]
 
-Runs prebuilt binaries (target/release) in S seconds (default 580), the most important part first; each part has a time of its own, and what is
-left of the others' goes to the next. What the parts launch is compiled before them, on all cores. Prints `ok PART`, `FAILED PART` or `skipped PART`, and writes each part's output to $OUT (default
-gpu-session): raw JSON, and what it said. Ends with 0 only if no part failed.
+Runs prebuilt binaries (target/release) in S seconds (default 580), the most important part first. Each part has its own time limit; time that
+earlier parts did not use goes to the next one. The parts' kernels are compiled first, on all cores. Prints `ok PART`, `FAILED PART` or
+`skipped PART`, and writes each part's output to $OUT (default gpu-session): raw JSON, and its log. Exit status 0 only if no part failed.
 
-  golden     fixtures against Hugging Face at 1, 2 and 4 ranks; operators, wide products and prefill attention among them (gpu_check.sh)
-  sampled    sampled tokens: equal over ranks, and with the CPU's
+  golden     fixtures against Hugging Face at 1, 2 and 4 ranks; operators, including wide products and prefill attention (gpu_check.sh)
+  sampled    sampled tokens are the same on every number of ranks, and on the CPU
   nvshmem    the same tokens with --transport nvshmem
-  host       the same tokens with --transport host: by the hosts over MPI, on 2 GPUs and with 2 ranks on one; and an abort
-  online     requests that come while others run: each has the tokens that it has alone
+  host       the same tokens with --transport host (puts by the hosts over MPI), on 2 GPUs and with 2 ranks on one; and an abort
+  online     requests that arrive while others run get the same tokens as alone
   decode     Qwen3-8B at TP 1, 2, 4 beside PyTorch, batch 1 and 8, with the allreduce (bench_tp.py)
   prefill    the same for prompts
-  sampling   what sampling adds to a decode step
-  budget     where the microseconds of a decode step go, batch 1 and 8
-  tasks      what a task costs, in both placements
-  tune       which choices are fastest for Qwen3-8B, decode at batch 1, 8 and 32 and a prompt (mpk-bench tune); last, since it takes what time is left
+  sampling   the time that sampling adds to a decode step
+  budget     how the time of a decode step is spent, batch 1 and 8
+  tasks      the cost of a task, in both placements
+  tune       the fastest choices for Qwen3-8B, decode at batch 1, 8 and 32 and a prompt (mpk-bench tune); last, because it takes all time that
+             is left
 
   --backend cpu   tries the script itself on a machine without GPUs, with the small example
 TEXT

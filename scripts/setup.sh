@@ -7,26 +7,25 @@ usage() {
 usage: scripts/setup.sh [--cuda | --cuda12] [--nvshmem] [--deny] [--clients] [--check]
 
 Makes sure that a Rust toolchain, a C++ compiler, Open MPI and libclang are there. What is missing is
-installed with apt-get, as root or through sudo; where neither can be had, the one command to type is
-printed and the exit status is 3. Quick when there is nothing left to do.
+installed with apt-get, as root or through sudo. If neither is possible, it prints the command to run and
+ends with exit status 3. It is quick if nothing is missing.
 
   --cuda      also what compiles models for NVIDIA GPUs: CUDA's compiler and NVSHMEM, from PyPI into
-              .setup/nvidia, pinned (about 160 MB to download; they come under NVIDIA's licences, which lie
-              beside them). No GPU is needed for it, and no driver. Running what it compiles needs a driver of CUDA 13
-              (580 or later)
-  --cuda12    the same for drivers of CUDA 12 (525 or later): NVSHMEM for CUDA 12 from PyPI into .setup/nvidia (about 75 MB), with
-              the compiler of a CUDA toolkit 12.4 or later that is on this machine. PyPI has none: if there is none here, the
-              commands that install NVIDIA's are printed
-  --nvshmem   only the part of that which the nvshmem-sys crate is tested with: NVSHMEM's and CUDA's headers
+              .setup/nvidia, pinned (about 160 MB to download, under NVIDIA's licences, which are stored
+              beside them). Needs no GPU and no driver. The compiled models need a driver of CUDA 13 (580 or later)
+  --cuda12    the same for drivers of CUDA 12 (525 or later): NVSHMEM for CUDA 12 from PyPI into .setup/nvidia (about 75 MB), and
+              the compiler of a CUDA toolkit 12.4 or later on this machine. PyPI has no such compiler; if this machine has none,
+              the commands that install NVIDIA's toolkit are printed
+  --nvshmem   only the part of --cuda that the tests of the nvshmem-sys crate need: NVSHMEM's and CUDA's headers
               and NVSHMEM's libraries (about 65 MB)
   --deny      also cargo-deny, built with cargo into .setup/bin, pinned (under two minutes on 2 cores)
-  --clients   also the Python packages of scripts/clients.txt, the server's clients in the tests and what checks the
+  --clients   also the Python packages of scripts/clients.txt, the server's clients in the tests and the checkers of the
               scripts (shellcheck, ruff), from PyPI into .setup/clients (about 30 MB to download), and curl
   --check     only say what is missing, with exit status 3 if anything is
 
-Everything that does not come from the distribution goes below .setup/, which git ignores: remove that
-folder to undo. None of it is needed to build, or to run on the CPU. NVSHMEM_HOME, if set, names an NVSHMEM
-of yours and makes --nvshmem do nothing, and --cuda with it if CUDA_HOME names a toolkit of yours too.
+Everything that does not come from the distribution goes below .setup/, which git ignores. Remove that
+folder to undo the set-up. Building, and running on the CPU, need none of it. If NVSHMEM_HOME names your own
+NVSHMEM, --nvshmem does nothing. If CUDA_HOME names your own toolkit as well, neither does --cuda.
 END
 }
 

@@ -21,14 +21,14 @@ in this order, and stops at the first that fails:
   extension  another crate's additions to the open sets (tests/extension)
   sanitize   every operator, in graphs of one and several ranks, and model families, under the region sanitizer of the CPU
              target (needs cargo-nextest)
-  test       all other tests, with cargo-nextest where it is installed, otherwise with cargo test
+  test       all other tests, with cargo-nextest if it is installed, otherwise with cargo test
 
-Only if they are named, since they take long:
+Only if named, because they take long:
 
   sanitize_all  the same for each kernel's own tests too
-  package       nvshmem-sys builds and documents itself outside this repository (scripts/package_check.sh)
+  package       nvshmem-sys and its documentation build outside this repository (scripts/package_check.sh)
 
-All is built in release mode, so that dependencies are built once. The last line is the test runner's.
+Everything is built in release mode, so that dependencies are built once. The last line is the test runner's.
 END
 }
 

@@ -248,7 +248,7 @@ def main():
     parser.add_argument("--heads", type=int, default=8)
     parser.add_argument("--kv-heads", type=int, default=4)
     parser.add_argument("--head-dim", type=int, default=32)
-    parser.add_argument("--length", type=int, default=512, help="tokens of a training sequence")
+    parser.add_argument("--length", type=int, default=512, help="number of tokens of a training sequence")
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--steps", type=int, default=2400)
     parser.add_argument("--warmup", type=int, default=100)

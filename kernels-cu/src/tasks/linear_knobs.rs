@@ -16,7 +16,7 @@ pub const LEAST_ROWS: Knob = Knob {
     name: "wide.least_rows",
     default: 17,
     candidates: &[9, 17, 33, 65],
-    about: "fewest rows of an iteration for which products are made of wide tiles",
+    about: "fewest rows of an iteration for which products have wide tiles",
 };
 
 /// The same if each rank has a part of every sum. Products of fewer rows push their results to the other ranks as they are computed,
@@ -25,7 +25,7 @@ pub const LEAST_PARTIAL_ROWS: Knob = Knob {
     name: "wide.least_partial_rows",
     default: 65,
     candidates: &[17, 33, 65, 129],
-    about: "the same where each rank has a part of every sum",
+    about: "the same if each rank has a part of every sum",
 };
 
 /// The fewest columns of a weight that two tasks share if there are too few tiles for the workers. On an H200, a multiprocessor takes 0.44 us
@@ -35,7 +35,7 @@ pub const LEAST_HALVED: Knob = Knob {
     name: "wide.least_halved_columns",
     default: 4096,
     candidates: &[2048, 4096, 6144, 12288, 1 << 20],
-    about: "fewest columns of a weight that two tasks share where tiles are too few for the workers",
+    about: "fewest columns of a weight that two tasks share if there are too few tiles for the workers",
 };
 
 /// On one rank, the most rows of an iteration for which a tile has all rows. Without and with such tiles, a step on an H200
@@ -61,7 +61,7 @@ pub const LEAST_TALL_ROWS: Knob = Knob {
     name: "wide.least_tall_rows",
     default: 9,
     candidates: &[3, 5, 9, 17],
-    about: "fewest rows of an iteration for which products are made of such tiles",
+    about: "fewest rows of an iteration for which products have such tiles",
 };
 
 /// Like [`LEAST_HALVED`], if a tile has all rows. Then the readers add the halves.
@@ -69,7 +69,7 @@ pub const LEAST_STACKED: Knob = Knob {
     name: "wide.least_stacked_columns",
     default: 2048,
     candidates: &[2048, 4096, 6144, 12288, 1 << 20],
-    about: "fewest columns of a weight that two tasks share where the readers add up their halves",
+    about: "fewest columns of a weight that two tasks share if the readers add up their halves",
 };
 
 /// The fewest columns of a weight that several tasks share in products of more than 64 rows. If they are not shared, the tiles of 65
@@ -78,7 +78,7 @@ pub const LEAST_QUARTERED: Knob = Knob {
     name: "wide.least_quartered_columns",
     default: 4096,
     candidates: &[2048, 4096, 6144, 12288, 1 << 20],
-    about: "fewest columns of a weight whose tiles of 128 rows two or four tasks share, where tiles are too few for the workers",
+    about: "fewest columns of a weight whose tiles of 128 rows two or four tasks share, if there are too few tiles for the workers",
 };
 
 /// The most rows of such products. With 256, a prompt of 240 tokens takes 9.09 ms instead of 10.15 ms (8B, H200).
@@ -95,7 +95,7 @@ pub const LEAST_ROUNDED: Knob = Knob {
     name: "wide.least_rounded_columns",
     default: 4096,
     candidates: &[2048, 4096, 1 << 20],
-    about: "the same where the output is rounded to the weight's type",
+    about: "the same if the output is rounded to the weight's type",
 };
 
 /// All of them.
