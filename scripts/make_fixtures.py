@@ -195,7 +195,7 @@ def greedy(model, prompt, count, min_margin=0.0):
 
 @torch.no_grad()
 def rounding(low, prompt, request):
-    """Worst |logprob difference| / (1 + |logprob|) when the model computes in its own dtype, and if all tokens agree."""
+    """Worst |logprob difference| / (1 + |logprob|) when the model computes in its own dtype, and whether all tokens agree."""
     ids = torch.tensor([prompt + request["tokens"][:-1]])
     logits = low(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 :]
     logprobs = logits.double().log_softmax(-1)

@@ -170,7 +170,7 @@ def train(model, train_set, held_out, args, device):
 
 @torch.no_grad()
 def greedy(model, prompts, count):
-    """Greedy continuations, [batch, prompt + count] tokens, of prompts [batch, prompt] that are all as long."""
+    """Greedy continuations, [batch, prompt + count] tokens, of prompts [batch, prompt] of equal length."""
     training = model.training
     model.eval()
     ids, step, cache = prompts, prompts, None
@@ -204,7 +204,7 @@ def repeated_share(model, corpus, device, prompt=16, count=64):
 def discourage_repeats(model, train_set, held_out, args, device):
     """Sequence-level unlikelihood (Welleck et al., 2019, "Neural Text Generation with Unlikelihood Training").
 
-    A small model continued greedily soon circles. Each step continues prompts greedily and lowers the probability of
+    A small model that continues greedily soon repeats itself. Each step continues prompts greedily and lowers the probability of
     the tokens that complete a repeated run, beside the usual loss on text.
     """
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.repeat_lr, betas=(0.9, 0.98), weight_decay=0.0)

@@ -206,7 +206,7 @@ class Check:
     # Commands
 
     def time_left(self, wanted):
-        """`wanted` seconds, or what is left of the part."""
+        """`wanted` seconds, or the rest of the part's time if that is less."""
         left = self.part_end - time.monotonic()
         if left < 1:
             raise OutOfTime
@@ -289,7 +289,7 @@ class Check:
                 self.free.notify_all()
 
     def run_job(self, job, timeout=60, wrapper=()):
-        """Runs a job on GPUs of its own."""
+        """Runs a job on GPUs that no other job uses."""
         count = self.gpus if job.alone else min(job.ranks, self.gpus)
         return self.on_gpus(count, lambda environment: self.command(
             self.mpk_run(job, wrapper), timeout, environment | dict(job.environment)))

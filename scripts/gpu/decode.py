@@ -135,7 +135,7 @@ def run_case(check, shape, ranks, rate):
 
 
 def run(check):
-    """Runs all cases, at the same time where each gets its own GPUs."""
+    """Runs all cases, at the same time if there are enough GPUs for each."""
     if not check.cuda:
         check.skipped("decode", "needs a GPU")
         return

@@ -26,7 +26,7 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 TOP, NEW_TOKENS, MIN_MARGIN, MIN_DISTINCT = 5, 24, 0.25, 9
-MAX_ROUNDING = 0.09  # x (1 + |logprob|), of transformers in bf16: less than what is allowed
+MAX_ROUNDING = 0.09  # x (1 + |logprob|), of transformers in bf16: less than the allowed difference
 LENGTHS = [1, 5, 17, 40, 70, 131, 300]  # the last is longer than a prefill chunk
 CANDIDATES, ROUNDS = 64, 6
 EMBEDDING_SPREAD, LOGIT_SPREAD, GAIN, CLEAR_SHARE = 3.0, 2.0, 1.0, 0.94

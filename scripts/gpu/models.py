@@ -48,7 +48,7 @@ def checkpoint_model(check, name, folder, prompts, new_tokens, **changes):
     document = json.loads((Path(folder) / "model.json").read_text())
     document |= {"name": name, "checkpoint": str(Path(folder).resolve())}
     document["generate"] = {"prompt_tokens": prompts, "max_new_tokens": new_tokens, "ignore_eos": True,
-                            "greedy": True}  # what is compared is greedy, whatever generation_config.json says
+                            "greedy": True}  # compared tokens are greedy, whatever generation_config.json says
     document |= changes
     return write(check, name, document)
 

@@ -94,7 +94,7 @@ def mlp(g, index):
     branch, spread = ref.linear(*ref.rmsnorm(xv, normv, 1e-6), upv, act=dtype)
     branch = ref.rounded(branch, dtype)
     gated, _ = ref.silu_mul(branch)
-    # An element off by its own rounding, the gate's and what came before it.
+    # The error of an element: its own rounding, that of the gate, and the error of its inputs.
     gated_spread = 4 * unit * np.abs(gated) + 2 * spread[:, :inner]
     total, spread = ref.linear(gated, gated_spread, downv, act=dtype)
     total = total + xv

@@ -25,7 +25,7 @@ def peer_times(rows):
     best = {}
     for row in rows:
         if row.get("right") is False:
-            continue  # what is wrong has no figure, of a peer either
+            continue  # a wrong result has no figure, not even a peer's
         name = row["peer"]
         if row["what"] == "allreduce":
             name = f"{name} ({row['way']})"

@@ -1,4 +1,4 @@
-//! Checks products of matrices against plain ones in f64. The positions of elements are written down here a second time from
+//! Checks products of matrices against plain ones in f64. The positions of elements are derived here again from
 //! the figures of the PTX ISA, in the opposite direction from the emulator's.
 
 #![allow(clippy::needless_range_loop, reason = "rows and columns are indices of several matrices")]

@@ -76,7 +76,7 @@ fn weights_lie_where_the_kernel_reads_them() {
     }
 }
 
-/// The formula of launch/src/model/random_weights.rs, written a second time.
+/// The formula of launch/src/model/random_weights.rs, written independently.
 fn random(seed: u64, name: &str, i: u64) -> f32 {
     let mix64 = |mut x: u64| {
         x = (x ^ x >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
