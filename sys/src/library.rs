@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_library_names_every_place_and_the_mend() {
+    fn a_missing_library_names_every_place_and_the_fix() {
         let missing = PathBuf::from("/nonexistent/libnvshmem_host.so.3");
         let error = Library::open(&missing).expect_err("there is no such file");
         let (text, help) = (error.to_string(), error.help().expect("a help"));
