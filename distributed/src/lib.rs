@@ -5,6 +5,7 @@ mod arrays;
 mod batch_memory;
 mod bell;
 mod common;
+mod contact;
 mod control;
 mod control_writer;
 pub mod cpu;

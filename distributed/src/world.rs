@@ -1,6 +1,7 @@
 //! The ranks of a job: with MPI if mpirun started this process, otherwise a single rank without MPI.
 
 use crate::affinity::{Cores, cores_of_rank};
+use crate::contact;
 use crate::error::{Error, Result};
 use crate::launcher::{Place, launched_by_mpi};
 use crate::meeting::{Meeting, numbers};
@@ -63,17 +64,21 @@ impl World {
         let watch = Watch::begin(place, options);
         let world = World { tell: options.tell, watch: Some(watch), ..World::single() };
         world.phase("MPI's start-up");
-        let (mpi, provided) = world.call(|| -> Result<_> {
-            let (universe, provided) = mpi::initialize_with_threading(wanted)
-                .ok_or_else(|| Error::MpiInit("it is initialised already".into()))?;
-            let world = universe.world();
-            if several_nodes {
-                connect(&world);
-            }
-            let node = world.split_shared(world.rank());
-            let shared_cores = cores_of_rank(node.rank() as u32, node.size() as u32).shared;
-            Ok((Mpi { universe: ManuallyDrop::new(universe), world, node, shared_cores }, provided))
-        })?;
+        let split = |ranks: &SimpleCommunicator| ranks.split_shared(ranks.rank());
+        let begun = world.call(|| {
+            let (universe, provided) = mpi::initialize_with_threading(wanted)?;
+            let node = (!several_nodes).then(|| split(&universe.world()));
+            Some((universe, provided, node))
+        });
+        let (universe, provided, node) =
+            begun.ok_or_else(|| Error::MpiInit("it is initialised already".into()))?;
+        let ranks = universe.world();
+        let node = node.unwrap_or_else(|| {
+            world.contact(&ranks);
+            world.call_within_contact(|| split(&ranks))
+        });
+        let shared_cores = cores_of_rank(node.rank() as u32, node.size() as u32).shared;
+        let mpi = Mpi { universe: ManuallyDrop::new(universe), world: ranks, node, shared_cores };
         if let Some(watch) = &world.watch {
             watch.set_mpi(true);
             end_the_job_on_panic(watch.clone());
@@ -83,6 +88,16 @@ impl World {
             .with_nodes(provided == mpi::Threading::Multiple, options.carries_all)
     }
 
+    /// Connects the ranks of several nodes. The phase names who has not been reached.
+    fn contact(&self, ranks: &SimpleCommunicator) {
+        let phase = |with: String| {
+            self.phase(&if with.is_empty() { "the nodes".into() } else { format!("contact with {with}") });
+        };
+        let awaits = |missing: &[i32]| phase(contact::list(missing));
+        let other = self.call_within_contact(|| contact::connect(ranks, &node_name(), awaits));
+        phase(other.join(", "));
+    }
+
     /// Finds out which rank is on which node, and starts the proxy if there are several nodes.
     fn with_nodes(mut self, threads_may_call: bool, carries_all: bool) -> Result<World> {
         let Some(Mpi { world, node, .. }) = &self.mpi else { return Ok(self) };
@@ -90,11 +105,10 @@ impl World {
         if node.size() == world.size() && (!carries_all || world.size() == 1) {
             return Ok(self);
         }
-        self.phase("the nodes");
         let first = node.group().translate_rank(0, &world.group()).unwrap_or(0) as u32;
         let own = [&first.to_ne_bytes()[..], node_name().as_bytes()].concat();
         let all: Vec<(u32, String)> = self
-            .exchange(own)
+            .exchange_within(own, self.watch.as_ref().map(Watch::contact))
             .iter()
             .map(|bytes| {
                 let (first, name) = bytes.split_first_chunk().unwrap_or((&[0; 4], &[]));
@@ -109,7 +123,7 @@ impl World {
         let far = nodes.elsewhere(rank);
         let peers =
             if carries_all { (0..self.size()).filter(|&peer| peer != rank).collect() } else { far.clone() };
-        let communicator = self.call(|| {
+        let communicator = self.call_within_contact(|| {
             let own = world.duplicate();
             // SAFETY: a live communicator. From now on, errors are returned. By default, MPI would end the job without a message.
             unsafe { mpi::ffi::MPI_Comm_set_errhandler(own.as_raw(), mpi::ffi::RSMPI_ERRORS_RETURN) };
@@ -207,6 +221,12 @@ impl World {
     /// make the call.
     pub(crate) fn call<T>(&self, call: impl FnOnce() -> T) -> T {
         let _waiting = self.watch.as_ref().map(Watch::call);
+        call()
+    }
+
+    /// The same for a call of the first messages between nodes ([`Watch::contact`]).
+    fn call_within_contact<T>(&self, call: impl FnOnce() -> T) -> T {
+        let _waiting = self.watch.as_ref().map(Watch::call_within_contact);
         call()
     }
 
@@ -387,32 +407,6 @@ impl World {
             watch.leave();
         }
     }
-}
-
-/// Connects each rank with each other one: the higher rank sends a byte, then the lower one answers. All ranks call this together, before
-/// anything else. Open MPI connects two ranks at their first message. Its TCP transport may lose the connection if both ranks, or two
-/// threads of one, begin it at the same time ("Known IPs of peer: NONE", "connect() failed"). A process then hangs in MPI.
-fn connect(ranks: &SimpleCommunicator) {
-    let (own, size) = (ranks.rank(), ranks.size());
-    let exchange = |to: std::ops::Range<i32>, from: std::ops::Range<i32>| {
-        let (byte, mut come) = ([1_u8], vec![0_u8; from.len()]);
-        mpi::request::scope(|scope| {
-            let receives: Vec<_> = from
-                .zip(come.chunks_mut(1))
-                .map(|(peer, place)| ranks.process_at_rank(peer).immediate_receive_into(scope, place))
-                .collect();
-            let sends: Vec<_> =
-                to.map(|peer| ranks.process_at_rank(peer).immediate_send(scope, &byte[..])).collect();
-            for receive in receives {
-                receive.wait();
-            }
-            for send in sends {
-                send.wait();
-            }
-        });
-    };
-    exchange(0..own, own + 1..size);
-    exchange(own + 1..size, 0..own);
 }
 
 /// Name of this node. MPI must be initialised.

@@ -81,6 +81,24 @@ def link_cut(cluster, program, hosts):
     return f"all ranks ended after {took:.1f} s"
 
 
+def link_cut_at_contact(cluster, program, hosts):
+    """A cut after MPI's start-up, before the ranks know which node each of them is on. The last rank stops just before that."""
+    last = sum(hosts) - 1
+    job = cluster.start(hosts, [program, endless(cluster.folder), "--backend", "cpu", "--deadline", DEADLINE, "--debug-fault", f"{last}:2:stop"])
+    end = time.monotonic() + 20
+    while last not in job.ranks() or " T " not in Path(f"/proc/{job.ranks()[last]}/stat").read_text():
+        assert time.monotonic() < end and job.process.poll() is None, f"rank {last} does not stop:\n{job.stderr()[-3000:]}"
+        time.sleep(0.02)
+    since = time.time()
+    cluster.cut(len(hosts))
+    os.kill(job.ranks()[last], signal.SIGCONT)
+    took = await_ends(job, range(sum(hosts)), since)
+    says(job, f"`contact with rank {last}` did not end within")
+    # mpirun waits for its daemon, which the other cases wait for.
+    job.kill()
+    return f"all ranks ended after {took:.1f} s"
+
+
 def node_frozen(cluster, program, hosts):
     job = start(cluster, program, hosts)
     frozen = cluster.processes(2)
@@ -157,12 +175,13 @@ def mpirun_killed(cluster, program, hosts):
 
 
 # Every fault that CI must meet, on two nodes or on three.
-SHORT = [("link cut", link_cut, (1, 1)), ("link cut", link_cut, (1, 1, 2)), ("node frozen", node_frozen, (1, 1, 2)), ("proxy stopped", proxy_stopped, (1, 1)),
+SHORT = [("link cut at the first contact", link_cut_at_contact, (2, 1)),
+         ("link cut", link_cut, (1, 1)), ("link cut", link_cut, (1, 1, 2)), ("node frozen", node_frozen, (1, 1, 2)), ("proxy stopped", proxy_stopped, (1, 1)),
          ("proxy stopped", proxy_stopped, (1, 1, 2)), ("mpirun's daemon killed", daemon_killed, (2, 2)), ("mpirun's daemon killed", daemon_killed, (1, 1, 2))]
 LONG = [(name, fault, hosts)
         for name, fault in (("link cut", link_cut), ("node frozen", node_frozen), ("rank killed", rank_killed), ("proxy stopped", proxy_stopped),
                             ("mpirun's daemon killed", daemon_killed), ("mpirun killed", mpirun_killed))
-        for hosts in ((1, 1), (2, 2), (1, 1, 2))]
+        for hosts in ((1, 1), (2, 2), (1, 1, 2))] + SHORT[:1]
 
 
 def run(program, report, long):

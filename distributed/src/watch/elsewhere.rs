@@ -28,9 +28,15 @@ pub(crate) struct Elsewhere {
 }
 
 impl Elsewhere {
-    /// For a job with `everybody` ranks: these ranks, on these nodes.
-    pub fn new(everybody: u32, ranks: impl IntoIterator<Item = (u32, String)>) -> Elsewhere {
-        let far = |(rank, node)| Far { rank, node, slot: Slot::default(), heard: AtomicU64::new(0) };
+    /// For a job with `everybody` ranks: these ranks, on these nodes. Their silence counts from now on, and until their first message
+    /// they are in this phase.
+    pub fn new(everybody: u32, ranks: impl IntoIterator<Item = (u32, String)>, phase: &str) -> Elsewhere {
+        let far = |(rank, node)| {
+            let slot = Slot::default();
+            slot.set_phase(phase);
+            slot.take(rank, u32::MAX, 0);
+            Far { rank, node, slot, heard: AtomicU64::new(0) }
+        };
         Elsewhere { everybody, since: Instant::now(), ranks: ranks.into_iter().map(far).collect() }
     }
 
@@ -70,7 +76,7 @@ impl Elsewhere {
         ))
     }
 
-    /// The ranks that have sent a message.
+    /// All of these ranks.
     pub fn look(&self) -> impl Iterator<Item = Seen> {
         self.ranks
             .iter()
@@ -116,16 +122,17 @@ mod tests {
         own.set_state(State::Runs);
         own.next_step();
         own.beat();
-        let elsewhere = Elsewhere::new(3, [(1, "b".to_string()), (2, "b".to_string())]);
-        assert_eq!(elsewhere.look().count(), 0);
+        let elsewhere = Elsewhere::new(3, [(1, "b".to_string()), (2, "b".to_string())], "the nodes");
         elsewhere.hear(2, &own.words());
         let seen: Vec<Seen> = elsewhere.look().collect();
-        assert_eq!(seen.len(), 1);
-        assert_eq!((seen[0].rank, seen[0].state, seen[0].step, seen[0].beats), (2, State::Runs, 1, 1));
-        assert_eq!((seen[0].phase.as_str(), seen[0].node.as_deref()), ("the run", Some("b")));
+        assert_eq!(seen.len(), 2);
+        // One that has not sent anything is watched too.
+        assert_eq!((seen[0].rank, seen[0].beats, seen[0].phase.as_str()), (1, 0, "the nodes"));
+        assert_eq!((seen[1].rank, seen[1].state, seen[1].step, seen[1].beats), (2, State::Runs, 1, 1));
+        assert_eq!((seen[1].phase.as_str(), seen[1].node.as_deref()), ("the run", Some("b")));
         elsewhere.hear(2, &[1]);
         elsewhere.hear_goodbye(2);
-        assert_eq!(elsewhere.look().next().map(|seen| seen.state), Some(State::Left));
+        assert_eq!(elsewhere.look().nth(1).map(|seen| seen.state), Some(State::Left));
     }
 
     #[test]

@@ -38,6 +38,10 @@ const LONGEST_END: Duration = Duration::from_secs(3);
 const QUICK_END: Duration = Duration::from_millis(450);
 /// Time limit for telling other nodes that this rank has given up.
 const LAST_WORD: Duration = Duration::from_millis(100);
+/// Minimum time for the first messages between nodes. Many ranks may share few cores.
+const LEAST_CONTACT: Duration = Duration::from_secs(10);
+/// The phase of a rank of another node that has not said anything yet.
+const FIRST_PHASE: &str = "contact with other nodes";
 /// No own limit.
 const NO_LIMIT: u64 = u64::MAX;
 
@@ -147,14 +151,29 @@ impl Watch {
 
     /// Like [`Watch::wait`], for no longer than `limit`.
     pub(crate) fn wait_within(&self, limit: Duration) -> (Waiting<'_>, u64) {
-        self.0.limit.store(limit.as_nanos().min(u128::from(NO_LIMIT - 1)) as u64, Ordering::Relaxed);
+        self.set_limit(limit);
         self.wait()
+    }
+
+    fn set_limit(&self, limit: Duration) {
+        self.0.limit.store(limit.as_nanos().min(u128::from(NO_LIMIT - 1)) as u64, Ordering::Relaxed);
     }
 
     /// The rank is in a call that all ranks make together and that cannot be interrupted.
     pub(crate) fn call(&self) -> Waiting<'_> {
         self.step();
         self.enter(State::Calls)
+    }
+
+    /// Like [`Watch::call`], for no longer than [`Watch::contact`].
+    pub(crate) fn call_within_contact(&self) -> Waiting<'_> {
+        self.set_limit(self.contact());
+        self.call()
+    }
+
+    /// Time limit for the first messages between nodes. No rank does anything else at that time, and there are no signs of life yet.
+    pub(crate) fn contact(&self) -> Duration {
+        self.0.options.deadline.max(LEAST_CONTACT)
     }
 
     /// The rank runs the kernel. The kernel's deadline applies, and the thread that runs it checks [`Watch::lost`].
@@ -202,7 +221,7 @@ impl Watch {
 
     /// Sets the job's ranks on other nodes, with their nodes, out of `everybody` ranks. Their messages are recorded from now on.
     pub(crate) fn set_elsewhere(&self, everybody: u32, ranks: impl IntoIterator<Item = (u32, String)>) {
-        let _ = self.0.elsewhere.set(Elsewhere::new(everybody, ranks));
+        let _ = self.0.elsewhere.set(Elsewhere::new(everybody, ranks, FIRST_PHASE));
     }
 
     /// The words that this rank sends to other nodes about itself.
@@ -327,6 +346,7 @@ impl Watch {
         let watch = self.clone();
         let last = move || {
             message.iter().for_each(|message| tell(message));
+            signals::end_on_signal();
             let begin = Instant::now();
             while watch.owes_word() && begin.elapsed() < LAST_WORD {
                 std::thread::sleep(Duration::from_millis(1));
@@ -500,6 +520,7 @@ impl Watch {
         }
         if !told {
             // The reporting rank needs a moment, because the launcher ends the others together with the first.
+            signals::end_on_signal();
             std::thread::sleep(self.patience());
         }
         self.give_up(None);

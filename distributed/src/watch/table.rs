@@ -6,7 +6,7 @@
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// Maximum length of the name of a phase, in words.
-const NAME_WORDS: usize = 4;
+const NAME_WORDS: usize = 8;
 
 /// What a rank is doing, as far as other ranks' waits are concerned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -156,16 +156,13 @@ impl Slot {
 
     /// The words that other nodes get.
     pub(crate) fn words(&self) -> [u64; 4 + NAME_WORDS] {
-        let mut words = [
+        let mut words = [0; 4 + NAME_WORDS];
+        words[..4].copy_from_slice(&[
             self.state() as u64,
             self.step(),
             self.moves.load(Ordering::Relaxed),
             self.beats.load(Ordering::Relaxed),
-            0,
-            0,
-            0,
-            0,
-        ];
+        ]);
         for (to, from) in words[4..].iter_mut().zip(&self.phase) {
             *to = from.load(Ordering::Relaxed);
         }
@@ -228,8 +225,8 @@ mod tests {
         let seen = shared.look().expect("the rank has come");
         assert_eq!((seen.rank, seen.pid, seen.step, seen.moves, seen.state), (3, 77, 2, 1, State::Calls));
         assert_eq!(seen.phase, "MPI start-up");
-        own.set_phase("a name that is longer than there is room for it");
-        assert_eq!(own.phase(), "a name that is longer than there");
+        own.set_phase(&"a name ".repeat(20));
+        assert_eq!(own.phase(), "a name ".repeat(20)[..8 * NAME_WORDS]);
         for state in [State::Works, State::Waits, State::Calls, State::Runs, State::Left, State::Ended] {
             own.set_state(state);
             assert_eq!(own.state(), state);
