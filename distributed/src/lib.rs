@@ -21,6 +21,7 @@ pub mod launcher;
 mod meeting;
 pub mod memory;
 mod messages;
+mod mpi_errors;
 mod mpi_files;
 pub mod nodes;
 pub mod online;

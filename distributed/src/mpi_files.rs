@@ -1,7 +1,7 @@
 //! Files of Open MPI that a process must remove itself if it ends in the middle of a call.
 //!
 //! `MPI_Win_allocate_shared` (component `osc/sm` of Open MPI 4) gives the memory of a window a name in /dev/shm until all ranks of
-//! the node have opened it. A job that ends before that leaves the file behind: neither the launcher nor MPI_Abort knows about it.
+//! the node have opened it. A job that ends before that leaves the file behind: the launcher does not know about it.
 
 use std::path::{Path, PathBuf};
 

@@ -6,6 +6,7 @@ use crate::error::{Error, Result};
 use crate::launcher::{Place, launched_by_mpi};
 use crate::meeting::{Meeting, numbers};
 use crate::messages::{Messages, pack, unpack};
+use crate::mpi_errors::watch_errors;
 use crate::nodes::{Nodes, Proxy};
 use crate::watch::{Watch, WatchOptions};
 use kernels_cu::signals;
@@ -67,6 +68,9 @@ impl World {
         let split = |ranks: &SimpleCommunicator| ranks.split_shared(ranks.rank());
         let begun = world.call(|| {
             let (universe, provided) = mpi::initialize_with_threading(wanted)?;
+            if let Some(watch) = &world.watch {
+                watch_errors(&universe.world(), watch);
+            }
             let node = (!several_nodes).then(|| split(&universe.world()));
             Some((universe, provided, node))
         });
@@ -80,7 +84,6 @@ impl World {
         let shared_cores = cores_of_rank(node.rank() as u32, node.size() as u32).shared;
         let mpi = Mpi { universe: ManuallyDrop::new(universe), world: ranks, node, shared_cores };
         if let Some(watch) = &world.watch {
-            watch.set_mpi(true);
             end_the_job_on_panic(watch.clone());
         }
         let nodes = Nodes::one(mpi.world.size() as u32, &node_name());
@@ -394,9 +397,6 @@ impl World {
             self.call(|| proxy.stop());
         }
         if let Some(mut m) = self.mpi.take() {
-            if let Some(watch) = &self.watch {
-                watch.set_mpi(false);
-            }
             self.call(|| {
                 drop(m.node);
                 // SAFETY: the universe is dropped once, here; `self` is consumed.

@@ -82,18 +82,37 @@ fn a_rank_that_stops_before_any_step_is_named() {
 #[test]
 fn a_window_that_is_half_made_leaves_no_file() {
     let model = ModelFile::of_fixture("tiny");
-    let library = model.folder().join("stop_at_window.so");
-    let built = Command::new("c++")
-        .args(["-std=c++17", "-shared", "-fPIC", "-o"])
-        .arg(&library)
-        .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("preload/stop_at_window.cpp"))
-        .status();
-    assert!(built.is_ok_and(|status| status.success()), "the library to be preloaded could not be compiled");
     let finished = job(&model, 2)
-        .env("LD_PRELOAD", &library.display().to_string())
+        .env("LD_PRELOAD", &preload(&model, "stop_at_window"))
         .timeout(Duration::from_secs(40))
         .run();
     ended(finished, 4, &["rank 1 ", "the shared window", "stopped"]);
+}
+
+/// MPI's own handling of an error would end the rank with the error's number.
+#[test]
+fn a_failed_call_of_mpi_ends_the_job_with_a_message() {
+    let model = ModelFile::of_fixture("tiny");
+    let finished = patient(&model, 2)
+        .env("LD_PRELOAD", &preload(&model, "fail_send"))
+        .timeout(Duration::from_secs(40))
+        .run();
+    ended(finished, 4, &["an MPI call in `", "(MPI's error 17)"]);
+}
+
+/// Compiles a library from `preload/`, next to the model.
+fn preload(model: &ModelFile, name: &str) -> String {
+    let library = model.folder().join(format!("{name}.so"));
+    let built = Command::new("c++")
+        .args(["-std=c++17", "-shared", "-fPIC", "-o"])
+        .arg(&library)
+        .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("preload/{name}.cpp")))
+        .status();
+    assert!(
+        built.is_ok_and(|status| status.success()),
+        "{name}: the library to be preloaded could not be compiled"
+    );
+    library.display().to_string()
 }
 
 /// Number of times that the ranks of this job meet.

@@ -1,43 +1,140 @@
 //! Ends a process that cannot wait for anything any more.
 
+use super::observer::Verdict;
+use super::table::State;
+use super::{Watch, given_up};
 use crate::mpi_files;
-use std::sync::Arc;
+use kernels_cu::signals;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// Time limit for the work that remains at the end.
-pub(super) const PATIENCE: Duration = Duration::from_secs(2);
+const PATIENCE: Duration = Duration::from_secs(2);
 /// The same limit on several nodes after a signal: a launcher that ends its ranks gives them one second.
-pub(super) const HURRY: Duration = Duration::from_millis(150);
+const HURRY: Duration = Duration::from_millis(150);
+/// On several nodes, a rank that runs the kernel asks within this time whether another rank is lost. A rank that does not ask is blocked:
+/// an MPI call that must report to the launcher waits for the launcher, which may be gone.
+const HELD_UP: Duration = Duration::from_secs(2);
+/// The same time on several nodes after a signal: a launcher that ends its ranks gives them one second.
+const QUICK_END: Duration = Duration::from_millis(450);
+/// Time limit for telling other nodes that this rank has given up.
+const LAST_WORD: Duration = Duration::from_millis(100);
+/// Time for the watch to find the cause of a failed MPI call.
+const DOUBT: Duration = Duration::from_millis(500);
 /// The run failed.
 const STATUS: i32 = 4;
 
-/// Time limit for MPI_Abort on several nodes: enough to send the message. The launcher kills a rank that stays in the call, and its
-/// exit status is lost.
-pub(super) const WORD: Duration = Duration::from_millis(300);
+impl Watch {
+    /// An MPI call of the rank's main thread has failed. Returns if the rank runs the kernel, since those callers handle errors. Otherwise
+    /// the process ends. In most cases the peer has ended: the watch is about to find out, and knows more.
+    pub(crate) fn call_failed(&self, problem: &str) {
+        if self.0.own.state() == State::Runs {
+            return;
+        }
+        std::thread::sleep(DOUBT);
+        let text = format!("an MPI call in `{}` has failed: {problem}", self.phase_name());
+        let cause = self.find_lost().or_else(|| self.missed());
+        self.act(Verdict::Overdue { text: cause.unwrap_or(text) }, State::Calls);
+    }
 
-/// Runs `last`, then ends the process, and the job if MPI is up, with status 4. Nothing can delay this for longer than `patience`:
-/// neither a pipe that nobody reads, nor a launcher that does not answer. The launcher gets `word` after `last`.
-pub(super) fn end(last: impl FnOnce() + Send + 'static, mpi: bool, patience: Duration, word: Duration) -> ! {
-    let told = Arc::new(AtomicBool::new(false));
-    let of_thread = told.clone();
+    /// Acts on a verdict about other ranks.
+    pub(super) fn act(&self, verdict: Verdict, state: State) {
+        let (message, tells) = match verdict {
+            Verdict::Lost { text, .. } => (text, true),
+            Verdict::GivenUp { rank, node } => (given_up(rank, node.as_deref()), false),
+            Verdict::Overdue { text } => (text, true),
+        };
+        if state == State::Runs {
+            // The thread that runs the kernel checks this.
+            if let Ok(mut lost) = self.0.lost.lock() {
+                lost.get_or_insert(message);
+            }
+            self.0.is_lost.store(true, Ordering::Relaxed);
+            return;
+        }
+        let first = self.0.table.get().is_none_or(|table| table.header.tells(self.0.place.rank));
+        // The thread that ran the kernel reports this before it waits for the others again.
+        let told = self.0.is_lost.load(Ordering::Relaxed);
+        if told && !state.awaits() {
+            return;
+        }
+        if tells && first && !told {
+            self.give_up(Some(message));
+        }
+        if !told {
+            // The reporting rank needs a moment, because the launcher ends the others together with the first.
+            signals::end_on_signal();
+            std::thread::sleep(self.patience());
+        }
+        self.give_up(None);
+    }
+
+    /// Ends this process, and thereby the job, with status 4, and reports `message`.
+    pub(crate) fn give_up(&self, message: Option<String>) -> ! {
+        self.set_state(State::Ended);
+        let tell = self.0.options.tell;
+        let watch = self.clone();
+        let last = move || {
+            message.iter().for_each(|message| tell(message));
+            signals::end_on_signal();
+            let begin = Instant::now();
+            while watch.owes_word() && begin.elapsed() < LAST_WORD {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        };
+        end(last, self.patience())
+    }
+
+    /// True if ranks of other nodes must still be told that this rank has given up.
+    fn owes_word(&self) -> bool {
+        self.0.elsewhere.get().is_some() && !self.0.told_elsewhere.load(Ordering::Relaxed)
+    }
+
+    /// How long this process has to end.
+    fn patience(&self) -> Duration {
+        if self.is_hurried() { HURRY } else { PATIENCE }
+    }
+
+    /// True if a launcher seems to be ending the job. It will soon kill this process.
+    fn is_hurried(&self) -> bool {
+        self.0.elsewhere.get().is_some() && signals::is_stopping()
+    }
+
+    /// Ends the process if its main thread runs the kernel, or comes from there, and does not react to something that it should have seen.
+    /// `since` holds the time at which that began.
+    pub(super) fn end_if_held_up(&self, since: &mut Option<Instant>) {
+        let flag = |flag: &AtomicBool| flag.load(Ordering::Relaxed);
+        // Waits and calls have their own limits.
+        let acts = self.0.elsewhere.get().is_some() && (flag(&self.0.is_lost) || self.is_hurried());
+        if !acts || self.0.own.state().awaits() {
+            *since = None;
+            return;
+        }
+        let limit = match flag(&self.0.lost_seen) {
+            _ if self.is_hurried() => QUICK_END,
+            true => Duration::from_millis(self.0.longest_end.load(Ordering::Relaxed)),
+            false => HELD_UP,
+        };
+        if since.get_or_insert_with(Instant::now).elapsed() < limit {
+            return;
+        }
+        let cause = self.find_lost().or_else(|| self.missed());
+        self.give_up(Some(cause.unwrap_or_else(|| "the launcher has ended the job".into())));
+    }
+}
+
+/// Runs `last`, then ends the process with status 4. Nothing can delay this for longer than `patience`, such as a pipe that nobody reads.
+///
+/// The launcher ends the job when it sees the status. MPI_Abort, which would tell it, may not be called: other threads of this process may
+/// be in MPI, and what it prints is not made for several threads (`opal_show_help` of Open MPI 4 has one scanner, without a lock).
+fn end(last: impl FnOnce() + Send + 'static, patience: Duration) -> ! {
     let work = move || {
         last();
         mpi_files::remove_half_made_windows();
-        of_thread.store(true, Ordering::Relaxed);
-        if mpi {
-            // SAFETY: MPI is initialised and not finalised, and may be called from any thread of a process that is
-            // about to end.
-            unsafe { mpi::ffi::MPI_Abort(mpi::ffi::RSMPI_COMM_WORLD, STATUS) };
-        }
     };
     if let Ok(thread) = std::thread::Builder::new().name("end".into()).spawn(work) {
         let begin = Instant::now();
-        let mut since = None;
-        while begin.elapsed() < patience && (mpi || !thread.is_finished()) {
-            if told.load(Ordering::Relaxed) && since.get_or_insert_with(Instant::now).elapsed() > word {
-                break;
-            }
+        while begin.elapsed() < patience && !thread.is_finished() {
             std::thread::sleep(Duration::from_millis(2));
         }
     }

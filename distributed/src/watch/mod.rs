@@ -14,7 +14,6 @@ mod table;
 use crate::fault::Fault;
 use crate::launcher::Place;
 use elsewhere::Elsewhere;
-use kernels_cu::signals;
 use observer::{Observer, Verdict, lost};
 use process::{Fate, Launcher, fate, own_namespace};
 use share::{Search, Table};
@@ -29,15 +28,8 @@ const TICK: Duration = Duration::from_millis(50);
 const FIRST_TICKS: Duration = Duration::from_millis(5);
 /// Number of steps that count as start-up.
 const FIRST_STEPS: u64 = 4;
-/// On several nodes, a rank that runs the kernel asks within this time whether another rank is lost. A rank that does not ask is blocked:
-/// an MPI call that must report to the launcher waits for the launcher, which may be gone.
-const HELD_UP: Duration = Duration::from_secs(2);
 /// Time for a rank to end after it learned of a lost rank, unless its kernel needs longer ([`Watch::set_longest_end`]).
 const LONGEST_END: Duration = Duration::from_secs(3);
-/// The same time on several nodes after a signal: a launcher that ends its ranks gives them one second.
-const QUICK_END: Duration = Duration::from_millis(450);
-/// Time limit for telling other nodes that this rank has given up.
-const LAST_WORD: Duration = Duration::from_millis(100);
 /// Minimum time for the first messages between nodes. Many ranks may share few cores.
 const LEAST_CONTACT: Duration = Duration::from_secs(10);
 /// The phase of a rank of another node that has not said anything yet.
@@ -84,8 +76,6 @@ struct Shared {
     longest_end: AtomicU64,
     /// How often the proxy to other nodes has checked for work.
     proxy_turns: AtomicU64,
-    /// MPI can be called: it has been initialised and not finalised.
-    mpi: AtomicBool,
     /// The ranks of other nodes know that this rank has given up.
     told_elsewhere: AtomicBool,
 }
@@ -121,7 +111,6 @@ impl Watch {
             lost_seen: AtomicBool::new(false),
             longest_end: AtomicU64::new(LONGEST_END.as_millis() as u64),
             proxy_turns: AtomicU64::new(0),
-            mpi: AtomicBool::new(false),
             told_elsewhere: AtomicBool::new(false),
         }));
         let of_thread = watch.clone();
@@ -212,11 +201,6 @@ impl Watch {
     fn set_state(&self, state: State) {
         self.0.own.set_state(state);
         self.publish();
-    }
-
-    /// Says whether MPI can be called from now on.
-    pub(crate) fn set_mpi(&self, up: bool) {
-        self.0.mpi.store(up, Ordering::Relaxed);
     }
 
     /// Sets the job's ranks on other nodes, with their nodes, out of `everybody` ranks. Their messages are recorded from now on.
@@ -337,64 +321,6 @@ impl Watch {
         self.set_state(State::Left);
     }
 
-    /// Ends this process and the job with status 4, and reports `message`.
-    pub(crate) fn give_up(&self, message: Option<String>) -> ! {
-        self.set_state(State::Ended);
-        let tell = self.0.options.tell;
-        // A launcher that is already ending the job need not be told, and may never answer.
-        let mpi = self.0.mpi.load(Ordering::Relaxed) && !self.is_hurried();
-        let watch = self.clone();
-        let last = move || {
-            message.iter().for_each(|message| tell(message));
-            signals::end_on_signal();
-            let begin = Instant::now();
-            while watch.owes_word() && begin.elapsed() < LAST_WORD {
-                std::thread::sleep(Duration::from_millis(1));
-            }
-        };
-        let word = if self.0.elsewhere.get().is_some() { ending::WORD } else { ending::PATIENCE };
-        ending::end(last, mpi, self.patience(), word)
-    }
-
-    /// True if ranks of other nodes must still be told that this rank has given up.
-    fn owes_word(&self) -> bool {
-        self.0.elsewhere.get().is_some() && !self.0.told_elsewhere.load(Ordering::Relaxed)
-    }
-
-    /// How long this process has to end.
-    fn patience(&self) -> Duration {
-        if self.is_hurried() { ending::HURRY } else { ending::PATIENCE }
-    }
-
-    /// True if a launcher seems to be ending the job. It will soon kill this process.
-    fn is_hurried(&self) -> bool {
-        self.0.elsewhere.get().is_some() && signals::is_stopping()
-    }
-
-    /// Ends the process if its main thread runs the kernel, or comes from there, and does not react to something that it should have seen.
-    /// `since` holds the time at which that began.
-    fn end_if_held_up(&self, since: &mut Option<Instant>) {
-        let flag = |flag: &AtomicBool| flag.load(Ordering::Relaxed);
-        // Waits and calls have their own limits.
-        let acts = self.0.elsewhere.get().is_some() && (flag(&self.0.is_lost) || self.is_hurried());
-        if !acts || self.0.own.state().awaits() {
-            *since = None;
-            return;
-        }
-        let limit = match flag(&self.0.lost_seen) {
-            _ if self.is_hurried() => QUICK_END,
-            true => Duration::from_millis(self.0.longest_end.load(Ordering::Relaxed)),
-            false => HELD_UP,
-        };
-        if since.get_or_insert_with(Instant::now).elapsed() < limit {
-            return;
-        }
-        let cause = self.find_lost().or_else(|| self.missed());
-        // An MPI call is what blocks the other thread.
-        self.set_mpi(false);
-        self.give_up(Some(cause.unwrap_or_else(|| "the launcher has ended the job".into())));
-    }
-
     /// Publishes this rank's state in the shared table.
     fn publish(&self) {
         if let Some(slot) = self.shared_slot() {
@@ -460,8 +386,6 @@ impl Watch {
                 observer.set_everybody(elsewhere.everybody);
             }
             if let Some(gone) = launcher.as_ref().and_then(Launcher::gone) {
-                // Nobody can end the job for this process.
-                self.set_mpi(false);
                 self.act(Verdict::Lost { rank: place.rank, text: gone }, own.state);
             }
             if let Some(verdict) = self.stopped_proxy(moment, &mut proxy) {
@@ -493,37 +417,6 @@ impl Watch {
             slot.copy(&self.0.own);
             slot.take(self.0.place.rank, std::process::id(), own_namespace());
         }
-    }
-
-    fn act(&self, verdict: Verdict, state: State) {
-        let (message, tells) = match verdict {
-            Verdict::Lost { text, .. } => (text, true),
-            Verdict::GivenUp { rank, node } => (given_up(rank, node.as_deref()), false),
-            Verdict::Overdue { text } => (text, true),
-        };
-        if state == State::Runs {
-            // The thread that runs the kernel checks this.
-            if let Ok(mut lost) = self.0.lost.lock() {
-                lost.get_or_insert(message);
-            }
-            self.0.is_lost.store(true, Ordering::Relaxed);
-            return;
-        }
-        let first = self.0.table.get().is_none_or(|table| table.header.tells(self.0.place.rank));
-        // The thread that ran the kernel reports this before it waits for the others again.
-        let told = self.0.is_lost.load(Ordering::Relaxed);
-        if told && !state.awaits() {
-            return;
-        }
-        if tells && first && !told {
-            self.give_up(Some(message));
-        }
-        if !told {
-            // The reporting rank needs a moment, because the launcher ends the others together with the first.
-            signals::end_on_signal();
-            std::thread::sleep(self.patience());
-        }
-        self.give_up(None);
     }
 }
 
