@@ -105,6 +105,40 @@ fn a_models_tokens_are_those_of_the_cpu() {
     assert_eq!(found.tokens(), cpu.tokens());
 }
 
+/// Prefill attention on tensor cores, which takes heads of 64 and 128: prompts of several key tiles, cut into chunks, one with rows of
+/// another request. Tokens alone would not show a wrong key.
+#[test]
+fn prefill_attention_of_large_heads_is_that_of_the_cpu() {
+    let Some(emulator) = Emulator::new() else { return };
+    let prompts: Vec<Vec<u64>> =
+        [300, 137].map(|length| (0..length).map(|i| 1 + i * 37 % 250).collect()).to_vec();
+    for head in [64, 128] {
+        let config = json!({
+            "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_size": 512, "intermediate_size": 256,
+            "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": head,
+            "vocab_size": 512, "max_position_embeddings": 512, "rms_norm_eps": 1e-6, "rope_theta": 10000.0,
+            "tie_word_embeddings": true, "hidden_act": "silu", "attention_bias": false, "dtype": "bfloat16",
+        });
+        let model = ModelFile::random(config, 1)
+            .set("max_batch", 2)
+            .set("max_seq_len", 384)
+            .set("page_size", 64)
+            .set("runtime", json!({"prefill_chunk": 256}))
+            .set("generate", json!({"prompt_tokens": prompts, "max_new_tokens": 2, "ignore_eos": true}));
+        let logprobs = |run: RunJson| -> Vec<f64> {
+            let of_request = run.requests.into_iter().map(|r| r.logprobs.expect("log-probabilities"));
+            of_request.flatten().flatten().map(|(_, logprob)| logprob).collect()
+        };
+        let cpu = on_cpu(&model, &["--logprobs", "5"]);
+        let found = emulator.run(&model, &["--logprobs", "5"], &toolkit());
+        assert_eq!(found.tokens(), cpu.tokens(), "head size {head}");
+        let (found, cpu) = (logprobs(found), logprobs(cpu));
+        let most = found.iter().zip(&cpu).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+        println!("head size {head}: log-probabilities differ by {most:.5} at most");
+        assert!(most < 0.01 && cpu.len() == 20, "head size {head}: {most}\n{found:?}\n{cpu:?}");
+    }
+}
+
 /// Two ranks whose kernels put through the hosts: frames in both directions, data before its signal, tokens exchanged.
 #[test]
 fn two_ranks_that_put_by_their_hosts_compute_the_cpus_tokens() {
