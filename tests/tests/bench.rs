@@ -82,6 +82,34 @@ fn decode_has_figures_a_floor_a_budget_and_tokens() {
     }
 }
 
+/// Requests that arrive while the kernel runs, against a fixed batch: the same tokens, and every step of a full batch is counted.
+#[test]
+fn requests_that_arrive_are_compared_with_a_fixed_batch() {
+    let model = tiny();
+    let options = ["online", "--model", &model, "--batch", "4", "--context", "96", "--new-tokens", "64"];
+    for ranks in [1, 2] {
+        let found = object(bench(ranks, &options).args(["--repeats", "3", "--gap", "6", "--workers", "1"]));
+        assert_eq!(found["verdict"]["right"], true, "{found}");
+        assert_eq!(found["prompt"], 65, "a page and a token");
+        let list = |kind: &str, name: &str| found[kind][name].as_array().expect("a list").clone();
+        for kind in ["fixed", "arriving", "changing"] {
+            assert!(number(&found[kind]["ms"]["median"]) > 0.0, "{found}");
+            assert_eq!(found[kind]["ms"]["samples"].as_array().map(Vec::len), Some(3), "{found}");
+            assert!(list(kind, "differences").is_empty(), "{found}");
+        }
+        // All four generate from their first tokens to their last.
+        assert_eq!(list("fixed", "steps"), [63, 63, 63]);
+        // The last arrives when the first has 18 tokens or more.
+        let steps = list("arriving", "steps");
+        assert!(steps.iter().all(|steps| number(steps) <= 64.0 - 18.0), "{found}");
+        // Every prompt enters as one row; with the others there are three times as many.
+        assert_eq!(list("fixed", "prompt_tokens_computed"), [4, 4, 4]);
+        assert_eq!(list("changing", "prompt_tokens_computed"), [12, 12, 12]);
+    }
+    let late = bench(1, &options).args(["--gap", "20"]).run().expect(2);
+    assert!(late.stderr.contains("--gap 20: the last of 4 requests"), "{}", late.stderr);
+}
+
 /// Prompts of 20 tokens enter eight rows at a time, over many iterations. Only steps in which all four requests decode
 /// are timed.
 #[test]

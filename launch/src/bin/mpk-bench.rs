@@ -2,7 +2,9 @@
 //! model.json files with real shapes for `mpk-run`.
 
 use clap::{CommandFactory, Parser, Subcommand};
-use launch::cli::bench::{allreduce, budget, decode, graphs, memory, prefill, program, stream, tasks, tune};
+use launch::cli::bench::{
+    allreduce, budget, decode, graphs, memory, online, prefill, program, stream, tasks, tune,
+};
 use launch::cli::choices::{Allreduce, Placement};
 use launch::cli::console::{print_line, tell};
 use launch::cli::process_limits::Allocator;
@@ -17,7 +19,7 @@ use taskgraph::{Target, target};
 const NOTES: &str = "\
 Each command prints one JSON object per line. It prints figures only if the results are right: all ranks \
 computed the same bits, and every repetition gave the same tokens or outputs, equal to the reference if there is \
-one. Otherwise the exit status is 4.
+one. Otherwise the exit status is 4. Only `online` prints figures of requests whose tokens differ, and says where.
 
 Shapes (real models' sizes with random weights): qwen3-0.6b, qwen3-1.7b, qwen3-8b, qwen3-32b, llama3-70b
 
@@ -79,6 +81,12 @@ enum What {
     /// Every request holds CONTEXT tokens before the first step that counts. All requests decode together in STEPS
     /// steps, and only these steps count.
     Decode(Box<decode::Case>),
+    /// Milliseconds per decode step of a full batch whose requests arrive while the kernel runs, against the same requests
+    /// as a fixed batch: `mpk-bench online --model qwen3-8b --batch 8`.
+    ///
+    /// In `fixed` all requests begin together. In `arriving` each arrives after the one before. In `changing` other
+    /// requests hold the slots before and after these. The tokens must be the same.
+    Online(Box<online::Case>),
     /// Where the time of a decode step goes: milliseconds of the step without products, without waits or without
     /// allreduces, and of a plain read of as many bytes: `mpk-bench stream --model qwen3-8b --context 512`.
     Stream(Box<stream::Case>),
@@ -152,6 +160,7 @@ fn run(args: Args) -> Result<(), AppError> {
             print_line(&object.to_string())
         }
         What::Decode(case) => launch::cli::program::exit(decode::run(&case)),
+        What::Online(case) => launch::cli::program::exit(online::run(&case)),
         What::Stream(case) => launch::cli::program::exit(stream::run(&case)),
         What::Prefill(case) => launch::cli::program::exit(prefill::run(&case)),
         What::Allreduce(case) => launch::cli::program::exit(allreduce::run(&case)),

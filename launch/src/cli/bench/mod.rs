@@ -1,4 +1,4 @@
-//! The benchmarks of mpk-bench: whole models (`decode`, `prefill`, `stream`, with `budget`), parts of the running kernel (`allreduce`,
+//! The benchmarks of mpk-bench: whole models (`decode`, `online`, `prefill`, `stream`, with `budget`), parts of the running kernel (`allreduce`,
 //! `tasks`), graph building (`graphs`), the machine (`memory`), and the search for tuning values (`tune`).
 
 pub mod allreduce;
@@ -8,6 +8,7 @@ pub mod floor;
 mod full_batch;
 pub mod graphs;
 pub mod memory;
+pub mod online;
 mod own_graph;
 pub mod prefill;
 pub mod program;

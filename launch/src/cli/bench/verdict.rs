@@ -116,25 +116,23 @@ impl Answers {
 
 /// Returns an error that names the first difference, if there is one.
 fn differ(found: &[Vec<u32>], expected: &[Vec<u32>], from: &str) -> Result<(), AppError> {
+    match first_difference(found, expected) {
+        None => Ok(()),
+        Some(difference) => Err(AppError::failed(format!("no figures: {difference} in {from}"))),
+    }
+}
+
+/// The first difference between two lists of requests' tokens, if there is one.
+pub(super) fn first_difference(found: &[Vec<u32>], expected: &[Vec<u32>]) -> Option<String> {
     if found.len() != expected.len() {
-        return Err(AppError::failed(format!(
-            "no figures: {}, but {} in {from}",
-            counted(found.len(), "request"),
-            expected.len()
-        )));
+        return Some(format!("{}, but {}", counted(found.len(), "request"), expected.len()));
     }
-    for (request, (found, expected)) in found.iter().zip(expected).enumerate() {
-        let at = (0..found.len().max(expected.len())).find(|&at| found.get(at) != expected.get(at));
-        if let Some(at) = at {
-            let shown = |token: Option<&u32>| token.map_or("none".to_string(), u32::to_string);
-            return Err(AppError::failed(format!(
-                "no figures: token {at} of request {request} is {}, but {} in {from}",
-                shown(found.get(at)),
-                shown(expected.get(at))
-            )));
-        }
-    }
-    Ok(())
+    found.iter().zip(expected).enumerate().find_map(|(request, (found, expected))| {
+        let at = (0..found.len().max(expected.len())).find(|&at| found.get(at) != expected.get(at))?;
+        let shown = |token: Option<&u32>| token.map_or("none".to_string(), u32::to_string);
+        let (found, expected) = (shown(found.get(at)), shown(expected.get(at)));
+        Some(format!("token {at} of request {request} is {found}, but {expected}"))
+    })
 }
 
 #[cfg(test)]
