@@ -382,7 +382,8 @@ MPK_DEVICE int batch_step(const Team& team, const mpk_rank* rank, uint64_t now_n
     const bool steady = decided && is_steady(team, rank, team.from_leader(decision.entries));
     const uint64_t digest = steady ? steady_step(team, rank) : 0;
     team.sync(); /* the leader rewrites what the others have read, and publishes what they have written */
-    if (leads) code = steady ? end_steady_step(rank, digest) : change_batch(rank, code, decision, status);
+    if (leads && steady) end_steady_step(rank, digest);
+    if (leads && !steady) code = change_batch(rank, code, decision, status);
 #ifdef MPK_DEBUG_CHECKS
     if (leads && code == MPK_OK && !pages_consistent(rank)) code = MPK_ABORT_KERNEL;
 #endif

@@ -85,12 +85,11 @@ MPK_DEVICE uint64_t steady_step(const Team& team, const mpk_rank* rank) {
 }
 
 /* What mpk_batch and the state have once for all slots. Most of it stays as it is. */
-MPK_DEVICE int end_steady_step(const mpk_rank* rank, uint64_t digest) {
+MPK_DEVICE void end_steady_step(const mpk_rank* rank, uint64_t digest) {
   BatchState* state = batch_state(rank);
   fold(state, digest);
   state->pending += rank->batch->num_active;
   rank->batch->prompt_rows = 0;
-  return MPK_OK;
 }
 
 }  // namespace mpk
