@@ -191,7 +191,8 @@ impl BatchMemory {
         }
     }
 
-    /// One slot with all rows of `graph` in use, at the positions 0, 1, ...
+    /// All rows of `graph` in use, as sequences at the positions 0, 1, ... Several sequences have neither the slots of their numbers nor
+    /// pages in a row, as in a batch whose requests have come and gone.
     fn fixed_batch(
         &self,
         graph: &TaskGraph,
@@ -199,19 +200,31 @@ impl BatchMemory {
         batch: &mut abi::mpk_batch,
         image: &mut Image,
     ) {
+        let Mode::Fixed { tokens, sequences, .. } = &plan.mode else { return };
         let rows = graph.capacity.rows;
         let samples = graph.capacity.samples.min(rows);
+        let active = sequences.len() as u32;
         batch.num_rows = rows;
         batch.num_samples = samples;
-        batch.num_active = 1;
+        batch.num_active = active;
         batch.prompt_rows = rows;
-        if let Mode::Fixed { tokens, .. } = &plan.mode {
-            image.put(self.rows[0], &tokens[..tokens.len().min(rows as usize)]);
-        }
-        let positions = |range: std::ops::Range<u32>| range.map(|i| i as i32).collect::<Vec<_>>();
-        image.put(self.rows[2], &positions(0..rows));
-        image.put(self.slots[2], &[rows as i32]);
-        image.put(self.samples[0], &positions(rows - samples..rows));
-        image.put(self.page_table, &positions(0..self.config.pages_per_slot.min(plan.num_pages)));
+        let sequence_of_row: Vec<i32> =
+            (0..).zip(sequences).flat_map(|(sequence, &rows)| (0..rows).map(move |_| sequence)).collect();
+        let numbers = |range: std::ops::Range<u32>| range.map(|i| i as i32).collect::<Vec<_>>();
+        let first_rows: Vec<i32> = sequences
+            .iter()
+            .scan(0, |next, &rows| Some(std::mem::replace(next, *next + rows as i32)))
+            .collect();
+        image.put(self.rows[0], &tokens[..tokens.len().min(rows as usize)]);
+        image.put(self.rows[1], &sequence_of_row);
+        image.put(self.rows[2], &sequences.iter().flat_map(|&rows| numbers(0..rows)).collect::<Vec<_>>());
+        image.put(self.slots[0], &(0..active).rev().map(|slot| slot as i32).collect::<Vec<_>>());
+        image.put(self.slots[1], &first_rows);
+        image.put(self.slots[2], &sequences.iter().map(|&rows| rows as i32).collect::<Vec<_>>());
+        image.put(self.samples[0], &numbers(rows - samples..rows));
+        image.put(self.samples[1], &sequence_of_row[(rows - samples) as usize..]);
+        let pages = self.config.pages_per_slot.min(plan.num_pages / active.max(1));
+        let slot_pages = |slot: u32| (0..pages).map(move |page| (page * active + slot) as i32);
+        image.put(self.page_table, &(0..active).flat_map(slot_pages).collect::<Vec<_>>());
     }
 }

@@ -120,10 +120,12 @@ pub struct BatchPlan {
 /// What a launch runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Mode {
-    /// A number of iterations of graph 0, on one slot with all its rows in use: a user graph.
+    /// A number of iterations of graph 0 with all its rows in use: a user graph.
     Fixed {
         /// Number of iterations.
         iterations: u32,
+        /// Number of rows of each sequence, which add up to the graph's rows. Each has a slot, and begins at position 0.
+        sequences: Vec<u32>,
         /// Tokens of its rows. Further rows have token 0.
         tokens: Vec<i32>,
     },

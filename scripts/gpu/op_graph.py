@@ -24,13 +24,14 @@ def write_safetensors(path, tensors):
 
 
 class Graph:
-    """Cases in one graph of `rows` rows and `samples` samples; values are drawn from `random`."""
+    """Cases in one graph of `rows` rows and `samples` samples; values are drawn from `random`. `sequences`: number of rows of each
+    sequence. By default, all rows are one."""
 
-    def __init__(self, name, rows, samples, random, wanted=None):
+    def __init__(self, name, rows, samples, random, wanted=None, sequences=None):
         self.name, self.rows, self.samples, self.random = name, rows, samples, random
         self.wanted = wanted or (lambda case: True)
         self.tensors, self.ops, self.cases, self.files = [], [], [], {}
-        self.tokens = None
+        self.tokens, self.sequences = None, sequences
         self.case = ""
 
     def begin(self, what):
@@ -86,6 +87,9 @@ class Graph:
         document = {"schema": "mpk-model/1", "graph": graph}
         if self.tokens is not None:
             document["generate"] = {"prompt_tokens": [self.tokens]}
+        if self.sequences:
+            graph["active"] = len(self.sequences)
+            document["generate"] = {"prompt_tokens": [[0] * rows for rows in self.sequences]}
         path = folder / f"{self.name}.json"
         path.write_text(json.dumps(document))
         return path

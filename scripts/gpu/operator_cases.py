@@ -160,13 +160,18 @@ def embeddings(g, index, world=1):
             g.expect_values(g.named("y"), values[g.tokens], 0.0, "f32")
 
 
-def attentions(g, index, page, world=1):
-    """`attention` of a prompt's rows, with and without norms, one task a head or several and their merge."""
+def attentions(g, index, page, world=1, **choice):
+    """`attention` of the rows of the graph's sequences, with and without norms, one task a head or several and their merge. `choice`:
+    attributes that replace the case's."""
+    sequences = g.sequences or [g.rows]
+    longest = max(sequences)
     for i, (heads, kv_heads, size) in enumerate(rotated(HEADS, 2 * index, 3)):
         if heads % world:
             continue
         dtype, norm, splits = DTYPES[(i + index) % 3], (i + index) % 2 == 0, [1, 3, 2, 5][(i + index) % 4]
-        if not g.begin(f"attention {dtype} heads={heads}/{kv_heads}x{size} norm={norm} splits={splits} page={page}"):
+        choices = {"splits": splits, **choice}
+        shown = " ".join(f"{name}={value}" for name, value in choices.items())
+        if not g.begin(f"attention {dtype} heads={heads}/{kv_heads}x{size} norm={norm} {shown} page={page} sequences={len(sequences)}"):
             continue
         width = (heads + 2 * kv_heads) * size
         key_values = {"kind": "key_values", "heads": heads, "kv_heads": kv_heads}
@@ -176,10 +181,10 @@ def attentions(g, index, page, world=1):
         qkv_shard = {"shard": {"dim": 1, "parts": [queries, columns, columns]}} if world > 1 else {}
         cache_shard = {"shard": {"dim": 1, "parts": [planes, planes]}} if world > 1 else {}
         qkv, qkvv = g.tensor("qkv", "input", dtype, g.normal(g.rows, width), **qkv_shard)
-        pages = -(-g.rows // page)
+        pages = -(-longest // page) * len(sequences)
         cache, _ = g.tensor("cache", "persistent", dtype, dims=[pages, 2 * kv_heads, page, size],
-                            region_dims=[1, kv_heads, 16], **cache_shard)
-        rope, ropev = g.tensor("rope", "constant", "f32", ref.rope_table(g.rows, size, 1e4))
+                            region_dims=[len(sequences), kv_heads, 16], **cache_shard)
+        rope, ropev = g.tensor("rope", "constant", "f32", ref.rope_table(longest, size, 1e4))
         inputs, norms_given, attrs = [qkv, cache, rope], None, {}
         if norm:
             given = [g.tensor(name, "weight", dtype, 1 + g.normal(size, scale=0.3)) for name in ("q_norm", "k_norm")]
@@ -189,8 +194,11 @@ def attentions(g, index, page, world=1):
         # Half of the time the next operator is row-parallel, as in models; otherwise all heads are gathered.
         projected = world > 1 and i % 2 == 0
         output = g.named("mixed" if projected else "y")
-        g.op("attention", inputs, [output, cache], heads=heads, kv_heads=kv_heads, head_dim=size, splits=splits, **attrs)
-        values, spread = ref.attention(qkvv, heads, kv_heads, size, ropev, dtype, norms_given, 1e-5)
+        g.op("attention", inputs, [output, cache], heads=heads, kv_heads=kv_heads, head_dim=size, **choices, **attrs)
+        # Each row sees the keys of its own sequence only.
+        alone = [ref.attention(part, heads, kv_heads, size, ropev[:len(part)], dtype, norms_given, 1e-5)
+                 for part in np.split(qkvv, np.cumsum(sequences)[:-1])]
+        values, spread = (np.concatenate(parts) for parts in zip(*alone))
         if projected:
             w, wv = g.tensor("w", "weight", dtype, g.normal(61, heads * size, scale=(heads * size) ** -0.5),
                              shard={"dim": 1, "parts": [queries]})

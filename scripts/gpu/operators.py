@@ -19,6 +19,13 @@ ROWS = {1: 16, 2: 1, 5: 4, 8: 2, 16: 8, 33: 16}  # rows: page size
 WIDE_ROWS = {20: 6, 64: 6, 65: 4, 130: 4, 300: 3, 1025: 2, 2048: 1}
 SHARED_ROWS = [1, 5, 16]
 LONG_ROWS = {129: 1, 300: 64}  # graphs of attention only, with as many rows as a chunk of a prompt: page size
+# Rows of several sequences in one iteration: the rows of each, page size, rotation of the shapes, attributes. `many` has more tasks
+# than a GPU has workers, so that a task has several heads and several slots; `long` has the steps for many rows on GPUs that have them
+SEQUENCES = {
+    "few": ([5, 1, 17, 2, 1, 9], 4, 0, {}),
+    "many": ([1 + i % 4 for i in range(40)], 16, 2, {"splits": 1, "prefill": False}),
+    "long": ([120, 1, 1, 130, 3, 1, 44], 64, 0, {}),
+}
 POISON = (("MPK_DEBUG_POISON", "1"),)
 
 
@@ -61,6 +68,11 @@ def graphs(check, worlds):
                       lambda case: bool(pattern.search(case)))
             alone.attentions(g, 2 * index, page, world)
             found.append((g, world))
+    for number, (name, (sequences, page, index, choice)) in enumerate(SEQUENCES.items() if 1 in worlds else []):
+        g = Graph(f"sequences-{name}", sum(sequences), 1, np.random.default_rng([check.seed, 1, number, 7]),
+                  lambda case: bool(pattern.search(case)), sequences)
+        alone.attentions(g, index, page, **choice)
+        found.append((g, 1))
     for world in [n for n in worlds if n > 1]:
         for index, rows in enumerate(SHARED_ROWS):
             index += world // 2 - 1

@@ -226,6 +226,54 @@ fn attention_of(heads: Heads, ranks: &[u32]) {
     }
 }
 
+/// Sequences of different lengths in one iteration, a prompt of one row among them: each row sees the keys of its own sequence only. Two
+/// page sizes; tasks for one share of the keys and for several, and the steps for many rows.
+#[test]
+fn attention_of_several_sequences() {
+    let heads = Heads { query: 8, key_value: 4, size: 6 };
+    let Heads { query, key_value, size } = heads;
+    let lengths = [5, 1, 17, 2, 1, 9];
+    let (rows, longest, width) = (lengths.iter().sum(), 17, (query + 2 * key_value) * size);
+    let qkv = values(22, rows * width);
+    let rope: Vec<f64> =
+        reference::rope_table(longest, size, 100.0).iter().map(|&v| f64::from(v as f32)).collect();
+    let mut expected = Vec::new();
+    let mut first = 0;
+    for length in lengths {
+        let of_sequence = &qkv[first * width..(first + length) * width];
+        expected.extend(reference::attention(of_sequence, heads, &rope, None));
+        first += length;
+    }
+    let model = |active: usize, pages: usize, page: usize, attrs: &[(&str, Value)]| {
+        let tensors = [
+            tensor("qkv", "input", "f32", &[rows, width], &qkv),
+            json!({"name": "cache", "kind": "persistent", "dtype": "f32",
+                   "dims": [pages, 2 * key_value, page, size], "region_dims": [active, key_value, 16]}),
+            tensor("rope", "constant", "f32", &[longest, size], &rope),
+        ];
+        let mut all = json!({"heads": query, "kv_heads": key_value, "head_dim": size});
+        attrs.iter().for_each(|(name, value)| all[name] = value.clone());
+        let tokens: Vec<Vec<u32>> = lengths.iter().map(|&length| vec![0; length]).collect();
+        graph(rows, &tensors, &[op("attention", &["qkv", "cache", "rope"], &["y", "cache"], all)])
+            .set("graph.active", json!(active))
+            .set("generate.prompt_tokens", json!(tokens))
+    };
+    for (page, pages) in [(4, 5 * 6), (16, 2 * 6 + 1)] {
+        for attrs in [&[("splits", json!(1))][..], &[("splits", json!(3))], &[("prefill", json!(true))]] {
+            // One slot more than there are sequences in the second case.
+            let active = if page == 4 { 6 } else { 7 };
+            let what = format!("attention of several sequences, pages of {page}, {attrs:?}");
+            check(&model(active, pages, page, attrs), &[1], [rows, query * size], &expected, &what);
+        }
+    }
+    for (active, pages, problem) in
+        [(5, 30, "6 sequences with 35 tokens"), (6, 29, "29 KV pages of 4 do not hold")]
+    {
+        let refused = Job::new(1).arg(model(active, pages, 4, &[]).path()).run().expect(2);
+        assert!(refused.stderr.contains(problem), "{}", refused.stderr);
+    }
+}
+
 /// Two slots share the rows of this graph, and all rows belong to the first slot. The norm does not fuse, so its tasks read
 /// what the attention of *either* slot may have written. The second slot's tasks have nothing to do, and are done long
 /// before those of the first slot, whose worker is stalled. Workers that waited only for the second slot would read zeros.

@@ -25,7 +25,8 @@ use serde_json::Value;
 use std::time::{Duration, Instant};
 use taskgraph::json::{DataSources, op_graph_from_value};
 use taskgraph::op_graph::Role;
-use taskgraph::{Builder, OpGraph, Rows};
+use taskgraph::words::counted;
+use taskgraph::{Builder, Capacity, OpGraph, Rows};
 
 /// A parsed user graph, with the sources of its values.
 pub struct Parsed {
@@ -86,10 +87,11 @@ fn check_batch_rows(model: &ModelJson, graph: &OpGraph) -> Result<(), AppError> 
     Ok(())
 }
 
-/// What the graph's sequence needs from the batch: the page size and the tokens of the rows.
-struct Sequence {
+/// What the graph's sequences need from the batch: the page size, pages per sequence, and the rows with their tokens.
+struct Sequences {
     page_size: u32,
     pages: u32,
+    rows: Vec<u32>,
     tokens: Vec<i32>,
 }
 
@@ -111,7 +113,7 @@ pub(crate) struct UserGraph {
     /// The graph as the ranks hold it.
     sharded: OpGraph,
     values: WeightSource,
-    sequence: Sequence,
+    sequences: Sequences,
 }
 
 impl UserGraph {
@@ -126,10 +128,10 @@ impl UserGraph {
     ) -> Result<(UserGraph, Rank), Error> {
         world.phase("graphs");
         let prepared = parse(model, graph).and_then(|parsed| {
-            let sequence = sequence(model, &parsed.graph)?;
-            Ok((parsed, sequence))
+            let sequences = sequences(model, &parsed.graph)?;
+            Ok((parsed, sequences))
         });
-        let (parsed, sequence) = together(world, prepared)?;
+        let (parsed, sequences) = together(world, prepared)?;
         let mut target = backend.target(world, model)?;
         let given = config.tuning.check(tuning::knobs(target.backend));
         together(world, given.map_err(|problem| AppError::input(format!("tuning: {problem}"))))?;
@@ -150,7 +152,7 @@ impl UserGraph {
         let graphs = build_together(world, &ops, &options)?;
         let run_options = together(world, run_options(config, &graphs[0].ops))?;
         let [graph] = ops;
-        let loaded = UserGraph { graph, sharded, values: WeightSource::Values(values), sequence };
+        let loaded = UserGraph { graph, sharded, values: WeightSource::Values(values), sequences };
         let threads = backend.readers();
         world.phase("memory");
         let mut rank = backend.rank(world, config, &config.tuning, graphs, loaded.plan(1), &run_options)?;
@@ -166,14 +168,15 @@ impl UserGraph {
     }
 
     fn plan(&self, iterations: u32) -> BatchPlan {
+        let &Sequences { page_size, pages, ref rows, ref tokens } = &self.sequences;
         BatchPlan {
             max_batch: self.graph.capacity.active,
-            max_seq_len: self.sequence.page_size * self.sequence.pages,
-            page_size: self.sequence.page_size,
-            num_pages: self.sequence.pages,
+            max_seq_len: page_size * pages,
+            page_size,
+            num_pages: pages * rows.len() as u32,
             top_k: 0,
             eos: Vec::new(),
-            mode: Mode::Fixed { iterations, tokens: self.sequence.tokens.clone() },
+            mode: Mode::Fixed { iterations, sequences: rows.clone(), tokens: tokens.clone() },
         }
     }
 
@@ -200,17 +203,38 @@ impl UserGraph {
     }
 }
 
-/// Checks what the kernels need from the sequence: KV pages, rope rows, tokens.
-fn sequence(model: &ModelJson, graph: &OpGraph) -> Result<Sequence, AppError> {
+/// The number of rows of each sequence. Several lists of tokens are several sequences; otherwise all rows are one.
+fn rows_of_sequences(model: &ModelJson, graph: &OpGraph) -> Result<Vec<u32>, AppError> {
+    let Capacity { rows, active, .. } = graph.capacity;
+    let lists = &model.generate.prompt_tokens;
+    if lists.len() <= 1 {
+        return Ok(vec![rows]);
+    }
+    let all: usize = lists.iter().map(Vec::len).sum();
+    if all != rows as usize || lists.len() > active as usize || lists.iter().any(Vec::is_empty) {
+        return Err(AppError::input(format!(
+            "{}: generate.prompt_tokens: {} with {}, but the graph has rows = {rows} and active = {active}",
+            model.file(),
+            counted(lists.len(), "sequence"),
+            counted(all, "token")
+        ))
+        .with_help("give each sequence a list of at least one token, and all of them as many tokens as the graph has rows"));
+    }
+    Ok(lists.iter().map(|list| list.len() as u32).collect())
+}
+
+/// Checks what the kernels need from the sequences: KV pages, rope rows, tokens.
+fn sequences(model: &ModelJson, graph: &OpGraph) -> Result<Sequences, AppError> {
     let error =
         |op: &str, problem: String| AppError::input(format!("{}: operator `{op}`: {problem}", model.file()));
     let rows = graph.capacity.rows;
-    let tokens: Vec<i32> = model
-        .generate
-        .prompt_tokens
-        .first()
-        .map(|t| t.iter().map(|&t| t as i32).collect())
-        .unwrap_or_default();
+    let of_sequences = rows_of_sequences(model, graph)?;
+    let longest = of_sequences.iter().copied().max().unwrap_or(rows);
+    let lists = match of_sequences.len() {
+        1 => model.generate.prompt_tokens.get(..1).unwrap_or_default(),
+        _ => &model.generate.prompt_tokens[..],
+    };
+    let tokens: Vec<i32> = lists.iter().flatten().map(|&token| token as i32).collect();
     let mut page_size = None;
     for op in &graph.ops {
         let input = |index: usize| op.inputs.get(index).map(|&t| &graph.tensors[t as usize]);
@@ -223,16 +247,20 @@ fn sequence(model: &ModelJson, graph: &OpGraph) -> Result<Sequence, AppError> {
                 if !size.is_power_of_two() {
                     return Err(error(&op.name, format!("page size {size} is not a power of two")));
                 }
-                if pages * size < u64::from(rows) {
-                    return Err(error(
-                        &op.name,
-                        format!("{pages} KV pages of {size} do not hold {rows} rows"),
-                    ));
+                let wanted = u64::from(longest).div_ceil(*size) * of_sequences.len() as u64;
+                if *pages < wanted {
+                    let of = counted(of_sequences.len(), "sequence");
+                    let problem =
+                        format!("{pages} KV pages of {size} do not hold {of} of up to {longest} rows");
+                    return Err(error(&op.name, problem));
                 }
                 if let Some(rope) = input(2)
-                    && rope.dims.first().is_some_and(|&n| n < u64::from(rows))
+                    && rope.dims.first().is_some_and(|&n| n < u64::from(longest))
                 {
-                    return Err(error(&op.name, format!("the rope table has fewer than {rows} positions")));
+                    return Err(error(
+                        &op.name,
+                        format!("the rope table has fewer than {longest} positions"),
+                    ));
                 }
             }
             "embedding" => {
@@ -254,5 +282,5 @@ fn sequence(model: &ModelJson, graph: &OpGraph) -> Result<Sequence, AppError> {
     let page_size = page_size
         .map_or(rows.checked_next_power_of_two(), |size| u32::try_from(size).ok())
         .ok_or_else(|| AppError::input(format!("{}: the page size does not fit 32 bits", model.file())))?;
-    Ok(Sequence { page_size, pages: rows.div_ceil(page_size), tokens })
+    Ok(Sequences { page_size, pages: longest.div_ceil(page_size), rows: of_sequences, tokens })
 }

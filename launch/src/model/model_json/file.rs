@@ -104,7 +104,7 @@ pub struct RandomSeed {
 pub struct Generate {
     /// Prompts as text. They come before `prompt_tokens`.
     pub prompts: Vec<String>,
-    /// Prompts as lists of token ids.
+    /// Prompts as lists of token ids. In a run of an op graph, several lists are the rows of several sequences.
     pub prompt_tokens: Vec<Vec<u32>>,
     /// Maximum number of new tokens of a request. Default: 64.
     #[serde(skip_serializing_if = "Option::is_none")]
