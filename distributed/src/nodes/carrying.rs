@@ -34,6 +34,9 @@ const BEAT: Duration = Duration::from_millis(100);
 const YIELDS: u32 = 2000;
 /// The same number if threads share cores, because others need them.
 const YIELDS_SHARED: u32 = 20;
+/// Number of turns without work per yield. A yield takes longer than a turn, because it switches to the worker and back. A message that
+/// arrives meanwhile waits.
+const TURNS_PER_YIELD: u32 = 2;
 const SHORTEST_PAUSE: Duration = Duration::from_micros(5);
 const LONGEST_PAUSE: Duration = Duration::from_micros(100);
 /// The pause if no kernel runs, or if the kernel has been idle for long.
@@ -123,14 +126,17 @@ impl<L: Link> Thread<L> {
 
     fn pause(&self, idle: u32) {
         let runs = self.shared.begun.load(Ordering::Relaxed) != self.shared.over.load(Ordering::Relaxed);
-        let yields = if self.shared.shared_cores.load(Ordering::Relaxed) { YIELDS_SHARED } else { YIELDS };
+        let shares = self.shared.shared_cores.load(Ordering::Relaxed);
+        let (yields, turns) = if shares { (YIELDS_SHARED, 1) } else { (YIELDS, TURNS_PER_YIELD) };
         if idle == 0 {
             return;
         }
         if !runs || idle > yields + IDLE_AFTER {
             std::thread::sleep(IDLE_PAUSE);
         } else if idle <= yields {
-            std::thread::yield_now();
+            if idle.is_multiple_of(turns) {
+                std::thread::yield_now();
+            }
         } else {
             std::thread::sleep((SHORTEST_PAUSE * (idle - yields)).min(LONGEST_PAUSE));
         }
