@@ -4,7 +4,7 @@
 use crate::cli::bench::budget::{self, Budget, Phase};
 use crate::cli::bench::floor::{Bytes, floor};
 use crate::cli::bench::full_batch;
-use crate::cli::bench::program::{Scratch, finish, load, request};
+use crate::cli::bench::program::{Scratch, figures, finish, load, request};
 use crate::cli::bench::samples::Samples;
 use crate::cli::bench::verdict::{Answers, Reference};
 use crate::cli::console::{print_line, tell};
@@ -176,29 +176,24 @@ fn measure(
     let median = ms.as_ref().map_or(0.0, |ms| ms.median);
     let floor = floor(engine)?;
     let share = floor["ms"].as_f64().map(|floor| floor / median);
-    let mut object = json!({
-        "schema": "mpk-bench/1",
-        "what": "decode",
-        "model": info.model.name,
-        "backend": info.backend,
-        "place": info.place,
-        "tuning": info.tuning,
-        "graphs_digest": format!("{:016x}", info.graphs_digest),
-        "tp": info.ranks,
-        "batch": case.batch,
-        "context": case.context,
-        "placement": info.model.runtime.placements(),
-        "allreduce": info.model.runtime.allreduce,
-        "steps": steps,
-        "ms_per_step": median,
-        "ms": ms,
-        "tokens_per_s": 1e3 * f64::from(case.batch) / median,
-        "prefill_s": Samples::of(prefills).map(|ms| ms.median / 1e3),
-        "load_s": info.start.load.as_secs_f64(),
-        "floor": floor,
-        "share_of_floor": share,
-        "verdict": verdict,
-    });
+    let mut object = figures(
+        engine,
+        "decode",
+        json!({
+            "batch": case.batch,
+            "context": case.context,
+            "placement": info.model.runtime.placements(),
+            "allreduce": info.model.runtime.allreduce,
+            "steps": steps,
+            "ms_per_step": median,
+            "ms": ms,
+            "tokens_per_s": 1e3 * f64::from(case.batch) / median,
+            "prefill_s": Samples::of(prefills).map(|ms| ms.median / 1e3),
+            "floor": floor,
+            "share_of_floor": share,
+            "verdict": verdict,
+        }),
+    );
     if case.tokens {
         object["requests"] = answers.requests();
     }

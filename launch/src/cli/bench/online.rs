@@ -11,7 +11,7 @@
 //! Prompts are one token longer than whole pages, and an untimed round puts these pages into the prefix cache. So a prompt enters as
 //! one row. No iteration has more rows than the batch, and `fixed` and `changing` use the same graph throughout.
 
-use crate::cli::bench::program::{finish, load, request};
+use crate::cli::bench::program::{figures, finish, load, request};
 use crate::cli::bench::samples::Samples;
 use crate::cli::bench::verdict::first_difference;
 use crate::cli::console::print_line;
@@ -263,24 +263,19 @@ fn object(case: &Case, engine: &Engine, load: &Load, all: [Measured; KINDS.len()
     let info = engine.info();
     let right = all.iter().all(|measured| measured.differences.is_empty());
     let fixed = all[0].ms.clone();
-    let mut object = json!({
-        "schema": "mpk-bench/1",
-        "what": "online",
-        "model": info.model.name,
-        "backend": info.backend,
-        "place": info.place,
-        "tuning": info.tuning,
-        "graphs_digest": format!("{:016x}", info.graphs_digest),
-        "tp": info.ranks,
-        "batch": case.batch,
-        "prompt": load.prompt,
-        "new_tokens": case.new_tokens,
-        "gap": load.gap,
-        "placement": info.model.runtime.placements(),
-        "allreduce": info.model.runtime.allreduce,
-        "load_s": info.start.load.as_secs_f64(),
-        "verdict": {"right": right},
-    });
+    let mut object = figures(
+        engine,
+        "online",
+        json!({
+            "batch": case.batch,
+            "prompt": load.prompt,
+            "new_tokens": case.new_tokens,
+            "gap": load.gap,
+            "placement": info.model.runtime.placements(),
+            "allreduce": info.model.runtime.allreduce,
+            "verdict": {"right": right},
+        }),
+    );
     for ((name, _), measured) in KINDS.iter().zip(all) {
         let ratios = measured.ms.iter().zip(&fixed).map(|(ms, fixed)| ms / fixed).collect();
         object[name] = json!({

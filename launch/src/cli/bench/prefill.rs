@@ -1,7 +1,7 @@
 //! Time from prompts to their first new tokens, on any backend and number of ranks.
 
 use crate::cli::bench::budget::{self, Budget, Phase};
-use crate::cli::bench::program::{Scratch, finish, load, model, requests};
+use crate::cli::bench::program::{Scratch, figures, finish, load, model, requests};
 use crate::cli::bench::samples::Samples;
 use crate::cli::bench::verdict::{Answers, Reference};
 use crate::cli::console::{print_line, tell};
@@ -120,25 +120,20 @@ fn measure(
     let (ms, info) = (Samples::of(times), engine.info());
     let median = ms.as_ref().map_or(0.0, |ms| ms.median);
     let tokens = f64::from(case.batch) * f64::from(case.prompt);
-    let mut object = json!({
-        "schema": "mpk-bench/1",
-        "what": "prefill",
-        "model": info.model.name,
-        "backend": info.backend,
-        "place": info.place,
-        "tuning": info.tuning,
-        "graphs_digest": format!("{:016x}", info.graphs_digest),
-        "tp": info.ranks,
-        "batch": case.batch,
-        "prompt": case.prompt,
-        "chunk": info.model.runtime.prefill_chunk,
-        "ms_median": median,
-        "ms": ms,
-        "tokens_per_s": 1e3 * tokens / median,
-        "tflop_per_s": config.map(|config| operations(config, case.batch, case.prompt) / median / 1e9),
-        "load_s": info.start.load.as_secs_f64(),
-        "verdict": verdict,
-    });
+    let mut object = figures(
+        engine,
+        "prefill",
+        json!({
+            "batch": case.batch,
+            "prompt": case.prompt,
+            "chunk": info.model.runtime.prefill_chunk,
+            "ms_median": median,
+            "ms": ms,
+            "tokens_per_s": 1e3 * tokens / median,
+            "tflop_per_s": config.map(|config| operations(config, case.batch, case.prompt) / median / 1e9),
+            "verdict": verdict,
+        }),
+    );
     if case.tokens {
         object["requests"] = answers.requests();
     }

@@ -11,6 +11,26 @@ use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
+/// The JSON object of a benchmark of a loaded model: what was run and where, then `own`, an object with the benchmark's own fields.
+pub fn figures(engine: &Engine, what: &str, own: Value) -> Value {
+    let info = engine.info();
+    let mut object = json!({
+        "schema": "mpk-bench/1",
+        "what": what,
+        "model": info.model.name,
+        "backend": info.backend,
+        "place": info.place,
+        "tuning": info.tuning,
+        "graphs_digest": format!("{:016x}", info.graphs_digest),
+        "tp": info.ranks,
+        "load_s": info.start.load.as_secs_f64(),
+    });
+    if let (Value::Object(object), Value::Object(own)) = (&mut object, own) {
+        object.extend(own);
+    }
+    object
+}
+
 /// The model.json of a shape with random weights.
 ///
 /// # Errors
