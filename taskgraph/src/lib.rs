@@ -2,6 +2,7 @@
 //! graphs safe before it is launched. Pure Rust: no MPI, no CUDA.
 
 pub mod attribute;
+pub mod blocks;
 pub mod builder;
 pub mod collective;
 pub mod digest;

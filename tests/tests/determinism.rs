@@ -6,6 +6,7 @@
 use mpk_tests::fixtures::Fixture;
 use mpk_tests::task_graph::emit;
 use mpk_tests::{Job, ModelFile};
+use serde_json::json;
 
 fn job(model: &ModelFile, ranks: u32, placement: &str, lowering: &str) -> Job {
     Job::new(ranks).arg(model.path()).args([
@@ -124,4 +125,45 @@ fn flagged_words_in_one_place_are_refused_and_lost() {
 /// Indices of the allreduces among the operators.
 fn sums(ops: &[String]) -> Vec<usize> {
     (0..ops.len()).filter(|&op| ops[op].contains("allreduce")).collect()
+}
+
+/// Sums whose rows stay with their owners (prompts of many rows, two-shot): the same bits as with whole sums on every rank. The last chunk
+/// has rows of only some blocks. Ranks are stalled before others need their rows.
+#[test]
+fn rows_that_stay_with_their_owners_have_the_same_bits() {
+    let config = json!({"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "vocab_size": 128, "hidden_size": 128,
+        "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 32,
+        "max_position_embeddings": 2048, "torch_dtype": "bfloat16", "eos_token_id": 127});
+    let prompt = |length: u32, step: u32| {
+        (0..length).map(|i| (i * step % 90 + 1).to_string()).collect::<Vec<_>>().join(",")
+    };
+    let prompts = [prompt(1410, 7), prompt(130, 5)];
+    for (ranks, chunk) in [(2, 512), (4, 1024)] {
+        let model = ModelFile::random(config.clone(), 5)
+            .set("max_batch", 2)
+            .set("max_seq_len", 1600)
+            .set("generate.max_new_tokens", 3)
+            .set("runtime.prefill_chunk", chunk)
+            .set("runtime.workers", 5);
+        let wide = |placement, lowering| {
+            let prompts = prompts.iter().flat_map(|prompt| ["--prompt-tokens", prompt]);
+            job(&model, ranks, placement, lowering).args(prompts).env("MPK_DEBUG_WIDE", "1")
+        };
+        let whole = wide("static", "copy-reduce").run_json().result();
+        for (placement, stall) in
+            [("static", None), ("dynamic", None), ("static", Some("1:4:30")), ("dynamic", Some("0:6:30"))]
+        {
+            let run =
+                wide(placement, "two-shot").args(stall.iter().flat_map(|stall| ["--debug-stall", stall]));
+            let found = run.run_json().result();
+            assert!(found == whole, "{ranks} ranks, {placement}, stalled by {stall:?}: other bits");
+        }
+        // These graphs are cut as those that ran. In them, a rank sums only its own blocks of 256 rows.
+        let graphs = emit(&model, ranks, &["--device", "h100", "--allreduce", "two-shot"]);
+        let name = format!("prefill-{chunk}");
+        let graph = &graphs.all().find(|ranks| ranks[0].name == name).expect("a graph of these rows")[1];
+        let sums = graph.all_tasks.iter().filter(|t| t.task_type == "reduce").map(|t| &t.outputs[0]);
+        let blocks: Vec<u64> = sums.map(|sum| sum.offset / (256 * 4 * sum.strides[0])).collect();
+        assert!(!blocks.is_empty() && blocks.iter().all(|block| block % u64::from(ranks) == 1), "{blocks:?}");
+    }
 }

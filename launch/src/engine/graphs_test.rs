@@ -112,3 +112,19 @@ fn ranks_are_alike_where_sums_are_dealt_to_them() {
         assert_eq!(graphs.iter().map(first).collect::<Vec<_>>(), [0, 1024, 2048, 3072]);
     }
 }
+
+/// With many rows, ranks own blocks of rows. The first sum of rank r is of its first block.
+#[test]
+fn ranks_are_alike_where_they_own_rows() {
+    for (ranks, chunk) in [(2, 512), (2, 2048), (4, 1024)] {
+        for placement in [Placement::Static, Placement::Dynamic] {
+            let run = Run { ranks, chunk, placement, max_seq_len: 2048, ..BASE };
+            let graphs = prefill(&run).all().unwrap();
+            assert!(ranks_are_alike(&graphs), "{ranks} ranks, {chunk} rows, {placement:?}");
+            for (rank, graph) in (0..).zip(&graphs) {
+                let sum = graph.tasks.iter().find(|t| graph.type_name(t) == "reduce").unwrap();
+                assert_eq!(graph.outputs(sum)[0].region.lo[..2], [256 * rank, 0]);
+            }
+        }
+    }
+}

@@ -69,7 +69,7 @@ impl Collective for AllToAll {
                 target,
                 rows_kind,
                 sends: to_peers(&lists, world),
-                row_blocks: false,
+                rows_per_index: 0,
                 between_all: true,
                 completes: None,
             }));

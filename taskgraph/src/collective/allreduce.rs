@@ -1,21 +1,19 @@
 //! `allreduce`: gives every rank the sum of a partial tensor over the ranks.
 
-use super::contract::{
-    Alone, Buffer, Collective, CollectiveOp, Consumer, Exchange, Lowered, Operand, Send, Step, TaskStep,
-};
+use super::contract::{Alone, Buffer, Collective, CollectiveOp, Consumer, Lowered, Operand, SumRows};
 use super::hierarchical::Hierarchical;
 use super::moves::rows_kind;
+use super::sum::{OWNED_ROWS, Shares, Sum, Way, row_blocks, tiles, two_shot_tiles};
 use crate::attribute::{Attribute, AttributeKind};
+use crate::blocks::Blocks;
 use crate::dtype::DType;
 use crate::op_graph::Attrs;
-use crate::region::Region;
 use crate::split::Sharding;
-use crate::target::{Backend, Target};
-use crate::task_graph::{Allreduce, core_types};
-use crate::task_type::{Access, Need, OpError, OpView, OperandView, ShardRule, TaskSpec, TensorType};
+use crate::target::Backend;
+use crate::task_graph::Allreduce;
+use crate::task_type::{Need, OpError, OpView, OperandView, ShardRule, TensorType};
 use crate::tuning::Knob;
 use crate::words::counted;
-use std::ops::Range;
 
 /// `allreduce(x [, residual])`: the sum of a partial f32 tensor `[rows, columns]` over the ranks, in rank order. The residual is
 /// added once. Attribute `dtype` (`f32`, `bf16`, `f16`): element type of the result; the default is f32.
@@ -38,22 +36,6 @@ const ONE_SHOT_BYTES: Knob = Knob {
 /// Largest sum (bytes of one rank's part) that is pushed if one-shot is requested. A rank receives twice the bytes of every rank's
 /// part, in memory that only its graph uses: 32 MiB with four ranks. For larger sums two-shot sends fewer bytes.
 const MOST_ONE_SHOT_BYTES: u64 = 4 << 20;
-
-/// Bits of the last parameter of a `reduce` task.
-const FLAGGED: u32 = 1;
-const RESIDUAL: u32 = 2;
-
-/// The ways to carry out an allreduce.
-#[derive(Clone, Copy, PartialEq)]
-enum Way {
-    CopyReduce,
-    OneShot,
-    TwoShot,
-    /// For several nodes; see `hierarchical.rs`.
-    Hierarchical,
-    /// For one rank: a sum with one summand.
-    Alone,
-}
 
 impl Collective for AllReduce {
     fn name(&self) -> &'static str {
@@ -144,25 +126,38 @@ impl Collective for AllReduce {
             return Ok(Lowered { notes: lowered.notes, ..over_nodes.lower() });
         }
         let (rows, columns) = (source.ty.dims[0] as u32, source.ty.dims[1] as u32);
-        let (tiles, side_by_side, blocks) = match way {
+        let (tiles, shares, blocks) = match way {
+            Way::TwoShot if op.rows != SumRows::Any => (
+                std::iter::once(0..columns).collect(),
+                Shares::Rows,
+                row_blocks(&op.options.target, rows, world),
+            ),
             Way::TwoShot => two_shot_tiles(&op.options.target, rows, columns, world),
-            _ => (tiles(way, &op.options.target, columns, world), false, std::iter::once(0..rows).collect()),
+            _ => {
+                let tiles = tiles(way, &op.options.target, columns, world);
+                (tiles, Shares::InTurn, std::iter::once(0..rows).collect())
+            }
         };
-        lowered.dealt = side_by_side.then_some(1);
+        lowered.dealt = match shares {
+            Shares::InTurn => None,
+            Shares::Columns => Some(Blocks { dim: 1, size: columns / world }),
+            Shares::Rows => Some(Blocks { dim: 0, size: OWNED_ROWS }),
+        };
         let sum = Sum {
             rows,
             tiles,
-            side_by_side,
+            shares,
             blocks,
             rows_kind: rows_kind(source.ty.rows),
             residual: op.view.inputs.len() == 2,
             world,
             way,
         };
+        let (slot_rows, slot_columns) = sum.received_size();
         let received = |dtype, by_sender| Buffer {
             suffix: ".received",
             dtype,
-            dims: vec![world, sum.rows, sum.received_columns()],
+            dims: vec![world, slot_rows, slot_columns],
             by_sender,
         };
         match way {
@@ -176,12 +171,20 @@ impl Collective for AllReduce {
                 lowered.buffers.push(received(DType::F32, true));
                 lowered.steps.push(sum.to_owners());
                 lowered.steps.push(sum.reduce(Operand::Buffer(0)));
-                if way == Way::TwoShot {
+                if way == Way::TwoShot && op.rows != SumRows::Kept {
                     lowered.steps.push(sum.to_others());
                 }
             }
         }
         Ok(lowered)
+    }
+
+    fn sums_rows(&self, op: &CollectiveOp<'_>) -> bool {
+        let (input, world) = (&op.view.inputs[0], u64::from(op.world()));
+        let f32_sum = op.view.outputs.first().is_some_and(|o| o.ty.dtype == DType::F32);
+        f32_sum
+            && choose(op, &mut Vec::new()) == Way::TwoShot
+            && input.ty.dims[0].is_multiple_of(world * u64::from(OWNED_ROWS))
     }
 }
 
@@ -285,210 +288,4 @@ fn choose(op: &CollectiveOp<'_>, notes: &mut Vec<String>) -> Way {
         }
     }
     way
-}
-
-/// Column tiles. Copies use coarser tiles, because each tile is copied to every peer.
-fn tiles(way: Way, target: &Target, columns: u32, world: u32) -> Vec<Range<u32>> {
-    let mut target = target.clone();
-    if way == Way::CopyReduce {
-        target.max_tiles = (2 * target.max_tiles / world.max(1)).max(1);
-    }
-    target.column_tiles(columns, 1)
-}
-
-/// Minimum number of rows for cutting a two-shot sum into blocks of rows too.
-const LEAST_ROWS_TO_CUT: u32 = 128;
-/// Columns per tile in that case: whole cache lines and link packets.
-const BLOCK_COLUMNS: u32 = 128;
-/// Blocks are multiples of this many rows.
-const BLOCK_ROWS: u32 = 16;
-
-/// Tiles of a two-shot sum with `rows` rows: column tiles, whether each rank's tiles are adjacent, and blocks of rows. With many
-/// rows, tiles are wide and low, so that all workers get some and a copy writes long contiguous ranges.
-fn two_shot_tiles(
-    target: &Target,
-    rows: u32,
-    columns: u32,
-    world: u32,
-) -> (Vec<Range<u32>>, bool, Vec<Range<u32>>) {
-    let mut coarse = target.clone();
-    if rows >= LEAST_ROWS_TO_CUT {
-        coarse.max_tiles = coarse.max_tiles.min((columns / BLOCK_COLUMNS).max(world));
-    }
-    let of_blocks = coarse.column_tiles_of_blocks(columns, world);
-    let side_by_side = of_blocks.is_some();
-    let tiles = of_blocks.unwrap_or_else(|| coarse.column_tiles(columns, 1));
-    let of_rank = (tiles.len() as u32 / world.max(1)).max(1);
-    // Each rank sends a tile to every other rank. With many ranks, fewer tiles keep down the overhead of their tasks.
-    let wanted = if world > 4 { target.workers / 2 } else { target.workers };
-    let blocks = if rows >= LEAST_ROWS_TO_CUT { (wanted / of_rank).clamp(1, rows / BLOCK_ROWS) } else { 1 };
-    let height = rows.div_ceil(blocks.max(1)).next_multiple_of(BLOCK_ROWS).max(1);
-    let blocks = (0..rows.max(1)).step_by(height as usize).map(|first| first..(first + height).min(rows));
-    (tiles, side_by_side, blocks.collect())
-}
-
-struct Sum {
-    rows: u32,
-    /// Column tiles.
-    tiles: Vec<Range<u32>>,
-    /// Each rank sums adjacent tiles, the same number on every rank. Otherwise tiles are assigned to ranks in turn.
-    side_by_side: bool,
-    /// Blocks of rows. Each tile is summed separately in each block.
-    blocks: Vec<Range<u32>>,
-    rows_kind: u32,
-    residual: bool,
-    world: u32,
-    way: Way,
-}
-
-impl Sum {
-    /// The rank that sums a tile, if a single rank does.
-    fn owner(&self, tile: usize) -> u32 {
-        match self.side_by_side {
-            true => (tile / self.share()) as u32,
-            false => tile as u32 % self.world,
-        }
-    }
-
-    /// Number of column tiles per rank, if they are adjacent.
-    fn share(&self) -> usize {
-        self.tiles.len() / self.world as usize
-    }
-
-    fn sums(&self, tile: usize, rank: u32) -> bool {
-        self.way != Way::TwoShot || self.owner(tile) == rank
-    }
-
-    /// The other ranks, starting with the next one, so that ranks are alike.
-    fn peers(&self, rank: u32) -> impl Iterator<Item = u32> {
-        let world = self.world;
-        (1..world).map(move |step| (rank + step) % world)
-    }
-
-    /// Rows and columns of a block.
-    fn tile(&self, (block, tile): (usize, usize)) -> Region {
-        let (rows, columns) = (&self.blocks[block], &self.tiles[tile]);
-        Region::whole(&[self.rows]).with(0, rows.start, rows.end).with(1, columns.start, columns.end)
-    }
-
-    /// All pairs (block of rows, column tile) in the order in which `rank` processes them, columns first. If a rank's tiles are
-    /// adjacent, it starts with those of the next rank.
-    fn all(&self, rank: u32) -> impl Iterator<Item = (usize, usize)> {
-        let tiles = self.tiles.len();
-        let first = if self.side_by_side { (rank as usize + 1) * self.share() } else { 0 };
-        (0..self.blocks.len()).flat_map(move |block| (0..tiles).map(move |i| (block, (first + i) % tiles)))
-    }
-
-    /// The columns of a tile in the receive buffer. With two-shot, only a rank's own tiles are there, next to each other.
-    fn received(&self, tile: usize) -> Range<u32> {
-        if self.way != Way::TwoShot {
-            return self.tiles[tile].clone();
-        }
-        let before = (0..tile).filter(|&other| self.owner(other) == self.owner(tile));
-        let start = before.map(|other| self.tiles[other].end - self.tiles[other].start).sum();
-        start..start + (self.tiles[tile].end - self.tiles[tile].start)
-    }
-
-    /// Columns of the receive buffer, the same on all ranks.
-    fn received_columns(&self) -> u32 {
-        (0..self.tiles.len()).map(|tile| self.received(tile).end).max().unwrap_or(0)
-    }
-
-    /// The region of the ranks' partial values of a tile in the receive buffer.
-    fn slots(&self, (block, tile): (usize, usize)) -> Region {
-        let (rows, columns) = (&self.blocks[block], self.received(tile));
-        let all = Region::whole(&[self.world, self.rows]);
-        all.with(1, rows.start, rows.end).with(2, columns.start, columns.end)
-    }
-
-    /// Sends partial tiles to the ranks that sum them, with one event per tile.
-    fn to_owners(&self) -> Step {
-        let sends = (0..self.world).map(|rank| {
-            let mut sends = Vec::new();
-            let mut next_event = vec![0; self.world as usize];
-            for tile in self.all(rank) {
-                for to in self.peers(rank).filter(|&p| self.sums(tile.1, p)) {
-                    // The receiver numbers the tiles that it sums.
-                    let event = next_event[to as usize];
-                    next_event[to as usize] += 1;
-                    let (source, target) = (Some(self.tile(tile)), self.slots(tile).with(0, rank, rank + 1));
-                    sends.push(Send { to, source, target, event });
-                }
-            }
-            sends
-        });
-        Step::Exchange(Exchange {
-            source: Operand::Input(0),
-            target: Operand::Buffer(0),
-            rows_kind: self.rows_kind,
-            sends: sends.collect(),
-            row_blocks: true,
-            between_all: true,
-            completes: None,
-        })
-    }
-
-    /// Sends sums to all other ranks, with one event.
-    fn to_others(&self) -> Step {
-        let sends = (0..self.world).map(|rank| {
-            let own = self.all(rank).filter(|&(_, tile)| self.owner(tile) == rank);
-            own.flat_map(|tile| {
-                let region = self.tile(tile);
-                self.peers(rank).map(move |to| Send { to, source: Some(region), target: region, event: 0 })
-            })
-            .collect()
-        });
-        Step::Exchange(Exchange {
-            source: Operand::Output,
-            target: Operand::Output,
-            rows_kind: self.rows_kind,
-            sends: sends.collect(),
-            row_blocks: true,
-            between_all: true,
-            completes: Some(0),
-        })
-    }
-
-    /// The reduce tasks. Operands: own partial tile and received slots (or only the flagged ones), and the residual.
-    fn reduce(&self, received: Operand) -> Step {
-        let flagged = self.way == Way::OneShot;
-        let mut inputs = if flagged { vec![received] } else { vec![Operand::Input(0), received] };
-        inputs.extend(self.residual.then_some(Operand::Input(1)));
-        let tasks = (0..self.world).map(|rank| {
-            let mut tasks = Vec::new();
-            for tile in self.all(rank).filter(|&(_, tile)| self.sums(tile, rank)) {
-                let own = self.tile(tile);
-                let received = match self.way {
-                    Way::Alone => own,
-                    _ => self.slots(tile),
-                };
-                let mut task = TaskSpec::default();
-                let mut read = |region: Region| task.reads.push(Access::new(task.reads.len() as u8, region));
-                if !flagged {
-                    read(own);
-                }
-                read(received);
-                if self.residual {
-                    read(own);
-                }
-                task.writes.push(Access::new(0, own));
-                task.args[0] = own.lo[0] as i32;
-                task.cost = own.volume() * 4 * u64::from(self.world + 2);
-                tasks.push(task);
-            }
-            tasks
-        });
-        let flags = if flagged { FLAGGED } else { 0 } | if self.residual { RESIDUAL } else { 0 };
-        Step::Tasks(TaskStep {
-            task_type: core_types::REDUCE,
-            inputs,
-            outputs: vec![Operand::Output],
-            params: vec![self.world, 0, self.rows_kind, flags],
-            rank_params: Vec::new(),
-            rank_param: Some(1),
-            // With one rank, its own partial tile takes the place of the received ones.
-            stacked: (self.way == Way::Alone).then_some(1),
-            tasks: tasks.collect(),
-        })
-    }
 }

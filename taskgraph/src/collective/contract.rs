@@ -1,6 +1,7 @@
 //! The trait of a collective.
 
 use crate::attribute::Attribute;
+use crate::blocks::Blocks;
 use crate::dtype::DType;
 use crate::op_graph::Attrs;
 use crate::options::BuildOptions;
@@ -53,6 +54,12 @@ pub trait Collective: Debug + std::marker::Send + Sync {
         None
     }
 
+    /// Whether it can be carried out with [`SumRows::Own`] and [`SumRows::Kept`]. Input 1 is then the residual.
+    fn sums_rows(&self, op: &CollectiveOp<'_>) -> bool {
+        let _ = op;
+        false
+    }
+
     /// The steps that carry it out.
     fn lower(&self, op: &CollectiveOp<'_>) -> Result<Lowered, OpError>;
 }
@@ -90,6 +97,21 @@ pub struct CollectiveOp<'a> {
     pub can_push: bool,
     /// Input 0 has no memory yet, so it may be placed inside the output ([`Lowered::input_in_output`]).
     pub can_place: bool,
+    /// Whether ranks must sum rows. Not [`SumRows::Any`] only if [`Collective::sums_rows`].
+    pub rows: SumRows,
+}
+
+/// Which rank sums what.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum SumRows {
+    /// As the collective likes.
+    #[default]
+    Any,
+    /// A rank sums the rows that it owns, because it has only these rows of the residual. All ranks get the result. Blocks of
+    /// [`OWNED_ROWS`](super::OWNED_ROWS) rows belong to the ranks in turn.
+    Own,
+    /// The same, and only rank r gets these rows of the result. Other ranks' rows of it have no value there.
+    Kept,
 }
 
 impl CollectiveOp<'_> {
@@ -106,10 +128,9 @@ pub struct Lowered {
     pub notes: Vec<String>,
     /// The producer of input 0 writes into this buffer, `[world, rows, columns]` of flagged words, on every rank.
     pub push: Option<usize>,
-    /// Input 0 is split over the ranks in equal blocks along this dimension; rank r gets block r. Each rank's producer then
-    /// begins with the block of the next rank and ends with its own. So ranks are alike, and no two ranks send to one peer at the
-    /// same time.
-    pub dealt: Option<usize>,
+    /// Input 0 is split over the ranks in these blocks. Each rank's producer then begins with the next rank's block of a group, and
+    /// ends with its own. So ranks are alike, and no two ranks send to one peer at the same time.
+    pub dealt: Option<Blocks>,
     /// Memory in the symmetric heap.
     pub buffers: Vec<Buffer>,
     /// Input 0 is inside the output: its producer writes its block there.
@@ -176,9 +197,9 @@ pub struct Exchange {
     pub rows_kind: u32,
     /// The sends of each rank, in order.
     pub sends: Vec<Vec<Send>>,
-    /// True if a sent block may begin at any row of `[rows, columns]`, and rows in use are counted from row 0 of the tensor.
-    /// False if they are counted from the beginning of the block.
-    pub row_blocks: bool,
+    /// The rows that an index of dimension 0 stands for, if a sent block may begin at any index of it and rows in use are counted from
+    /// row 0 of the tensor. 0: they are counted from the beginning of the block.
+    pub rows_per_index: u32,
     /// Every rank hears from every other rank: a rank without data for a peer signals. That keeps ranks within one iteration of
     /// each other. False if other exchanges of the collective take care of that.
     pub between_all: bool,

@@ -114,7 +114,7 @@ impl Hierarchical<'_> {
             target,
             rows_kind: self.rows_kind,
             sends: (0..self.world()).map(sends).collect(),
-            row_blocks: false,
+            rows_per_index: 0,
             between_all,
             completes: None,
         })

@@ -14,17 +14,19 @@ mod hierarchical;
 mod moves;
 mod reduce_scatter;
 mod slice;
+mod sum;
 
 pub use all_to_all::AllToAll;
 pub use allgather::AllGather;
 pub use allreduce::AllReduce;
 pub use contract::{
     Alone, Buffer, Collective, CollectiveOp, Consumer, Exchange, Lowered, Operand, Placed, Send, Step,
-    TaskStep,
+    SumRows, TaskStep,
 };
 pub use moves::{Move, local_copies, moves, rows_kind};
 pub use reduce_scatter::ReduceScatter;
 pub use slice::Slice;
+pub(crate) use sum::OWNED_ROWS;
 
 use std::sync::Arc;
 

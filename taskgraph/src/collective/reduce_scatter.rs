@@ -131,7 +131,7 @@ impl Collective for ReduceScatter {
             target: Operand::Buffer(0),
             rows_kind,
             sends: sends.collect(),
-            row_blocks: false,
+            rows_per_index: 0,
             between_all: true,
             completes: None,
         });

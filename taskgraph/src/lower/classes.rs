@@ -2,7 +2,10 @@
 
 use super::layouts::Layouts;
 use super::local::local_op;
-use super::types::{Dims, NONE, Part};
+use super::own_rows::own_step;
+use super::turning::turn;
+use super::types::{Dims, LocalClass, NONE, Part, Step};
+use crate::blocks::Blocks;
 use crate::error::BuildError;
 use crate::op_graph::{Op, OpGraph, Role};
 use crate::passes::op_view;
@@ -10,30 +13,10 @@ use crate::region::Region;
 use crate::registry::Registry;
 use crate::split::Sharding;
 use crate::target::Target;
-use crate::task_type::{
-    ExpansionOperand, LocalOp, OpView, OperandView, Partition, TaskSpec, TaskType, TensorType,
-};
+use crate::task_type::{ExpansionOperand, LocalOp, OpView, OperandView, Partition, TaskType, TensorType};
 use std::collections::HashMap;
 use std::fmt::Write;
 use std::sync::Arc;
-
-/// One task type's share of an operator, on one rank.
-#[derive(Clone, Debug)]
-pub(crate) struct Step {
-    pub task_type: Arc<dyn TaskType>,
-    pub suffix: &'static str,
-    pub inputs: Vec<ExpansionOperand>,
-    pub outputs: Vec<ExpansionOperand>,
-    /// Index in the parts, or [`NONE`] if there is nothing to do.
-    pub part: u32,
-}
-
-/// An operator on one rank: its steps, and the temporaries between them.
-#[derive(Clone, Debug)]
-pub(crate) struct LocalClass {
-    pub temporaries: Vec<(&'static str, TensorType)>,
-    pub steps: Vec<Step>,
-}
 
 /// Cuts operators, and remembers the results.
 pub(crate) struct Classes<'a> {
@@ -42,6 +25,7 @@ pub(crate) struct Classes<'a> {
     target: &'a Target,
     world: u32,
     layouts: &'a Layouts,
+    turned_rows: Option<u64>,
     by_key: HashMap<String, Arc<Vec<LocalClass>>>,
 }
 
@@ -53,21 +37,30 @@ impl<'a> Classes<'a> {
         world: u32,
         layouts: &'a Layouts,
     ) -> Self {
-        Classes { graph, registry, target, world, layouts, by_key: HashMap::new() }
+        Classes { graph, registry, target, world, layouts, turned_rows: None, by_key: HashMap::new() }
+    }
+
+    /// From now on, the tasks of blocks of rows are ordered such that ranks are alike when these blocks are turned. `rows` is the number
+    /// of rows of the sums that stay with their owners.
+    pub fn turn_rows(&mut self, rows: u64) {
+        self.turned_rows = Some(rows);
+        self.by_key.clear();
     }
 
     /// Cuts the operator on each rank. `push` is set if its pushable output goes to every rank as flagged words. `dealt` is set
-    /// if an output is split over the ranks in blocks of a dimension ([`crate::collective::Lowered::dealt`]).
+    /// if an output is split over the ranks in blocks ([`crate::collective::Lowered::dealt`]). `own` is an input of which each rank has
+    /// only its own rows. If the operator cannot do with that, its class has no [`LocalClass::own`].
     pub fn cut(
         &mut self,
         op: &Op,
         push: bool,
-        dealt: Option<(usize, usize)>,
+        dealt: Option<(usize, Blocks)>,
+        own: Option<usize>,
         parts: &mut Vec<Part>,
     ) -> Result<Arc<Vec<LocalClass>>, BuildError> {
         let view = op_view(self.graph, op);
         let mut key = String::with_capacity(256);
-        let _ = write!(key, "{} {push} {dealt:?} {:?}", op.op_type, op.attrs);
+        let _ = write!(key, "{} {push} {dealt:?} {own:?} {:?}", op.op_type, op.attrs);
         for operand in view.inputs.iter().chain(&view.outputs) {
             let _ = write!(key, "|{:?} {:?} ", operand.ty, operand.sharding);
             match operand.role {
@@ -81,9 +74,13 @@ impl<'a> Classes<'a> {
         if let Some(class) = self.by_key.get(&key) {
             return Ok(class.clone());
         }
-        let class = self.cut_all_ranks(op, &view, push, parts).map(|class| match dealt {
-            Some((output, dim)) => begin_with_peers(class, output, dim, &view.outputs[output].ty, parts),
-            None => class,
+        let class = self.cut_all_ranks(op, &view, push, own, parts).map(|class| {
+            let mut local = local_op(&view, 0, self.world);
+            self.layouts.apply(&op.inputs, &op.outputs, &mut local);
+            let class = turn(class, &local.outputs, self.turned_rows, dealt, parts);
+            let Some(input) = own else { return class };
+            let rows = view.inputs[input].ty.dims.first().copied().unwrap_or(0);
+            own_step(&class, input, rows, parts).unwrap_or(class)
         });
         let class = class.map_err(|e| match e {
             Failure::Message(message) => BuildError::op(&op.name, message),
@@ -102,6 +99,7 @@ impl<'a> Classes<'a> {
         op: &Op,
         view: &OpView<'_>,
         push: bool,
+        own: Option<usize>,
         parts: &mut Vec<Part>,
     ) -> Result<Vec<LocalClass>, Failure> {
         let mut ranks: Vec<LocalClass> = Vec::with_capacity(self.world as usize);
@@ -113,7 +111,7 @@ impl<'a> Classes<'a> {
             let share: Vec<u64> =
                 local.inputs.iter().chain(&local.outputs).flat_map(|t| t.dims.iter().copied()).collect();
             let earlier = done.get(&share).map(|&first| ranks[first].clone());
-            let class = self.cut_rank(op, &local, push, earlier.as_ref(), parts)?;
+            let class = self.cut_rank(op, &local, push, own, earlier.as_ref(), parts)?;
             done.entry(share).or_insert(ranks.len());
             ranks.push(class);
         }
@@ -131,6 +129,7 @@ impl<'a> Classes<'a> {
         op: &Op,
         local: &LocalOp<'_>,
         push: bool,
+        own: Option<usize>,
         earlier: Option<&LocalClass>,
         parts: &mut Vec<Part>,
     ) -> Result<LocalClass, Failure> {
@@ -146,7 +145,7 @@ impl<'a> Classes<'a> {
                 outputs: (0..op.outputs.len()).map(ExpansionOperand::Output).collect(),
                 part,
             };
-            return Ok(LocalClass { temporaries: Vec::new(), steps: vec![step] });
+            return Ok(LocalClass { temporaries: Vec::new(), steps: vec![step], own: None });
         };
         let temporaries: Vec<(&'static str, TensorType)> =
             expansion.temporaries.iter().map(|t| (t.suffix, t.ty.clone())).collect();
@@ -207,7 +206,11 @@ impl<'a> Classes<'a> {
                 rank: local.rank,
                 world: local.world,
             };
-            let partition = step_type.partition(&step_op, self.target).map_err(|e| Failure::Message(e.0))?;
+            // Each rank gets one of `world` shares of these tasks.
+            let of_own = own.is_some_and(|input| expanded.inputs.contains(&ExpansionOperand::Input(input)));
+            let finer = Target { workers: self.target.workers * local.world, ..self.target.clone() };
+            let target = if of_own { &finer } else { self.target };
+            let partition = step_type.partition(&step_op, target).map_err(|e| Failure::Message(e.0))?;
             let pushed = push
                 && task_type
                     .pushable_output()
@@ -228,7 +231,7 @@ impl<'a> Classes<'a> {
                 part,
             });
         }
-        Ok(LocalClass { temporaries, steps })
+        Ok(LocalClass { temporaries, steps, own: None })
     }
 
     fn task_type(&self, name: &str) -> Result<&'a Arc<dyn TaskType>, Failure> {
@@ -281,59 +284,6 @@ impl<'a> Classes<'a> {
         parts.push(part);
         Ok(parts.len() as u32 - 1)
     }
-}
-
-/// Reorders the tasks of each rank: those for the next rank come first, those for the rank's own block last. So task i of one
-/// rank corresponds to task i of another, with the blocks rotated. Leaves the order unchanged if the tasks of one block have no
-/// match in another.
-fn begin_with_peers(
-    mut class: Vec<LocalClass>,
-    output: usize,
-    dim: usize,
-    ty: &TensorType,
-    parts: &mut Vec<Part>,
-) -> Vec<LocalClass> {
-    let world = class.len() as u32;
-    let find = |step: &Step| step.outputs.iter().position(|&o| o == ExpansionOperand::Output(output));
-    let columns = ty.dims.get(dim).map_or(0, |&d| d as u32);
-    let Some((step, operand)) = class[0].steps.iter().enumerate().find_map(|(i, s)| Some((i, find(s)?)))
-    else {
-        return class;
-    };
-    let turned: Option<Vec<Part>> = (0..world)
-        .map(|rank| {
-            let part = parts.get(class[rank as usize].steps[step].part as usize)?;
-            let by = (rank + 1) % world * (columns / world);
-            Some(Part { tasks: turned(&part.tasks, operand, dim, columns, by)?, ..part.clone() })
-        })
-        .collect();
-    for (local, part) in class.iter_mut().zip(turned.into_iter().flatten()) {
-        local.steps[step].part = parts.len() as u32;
-        parts.push(part);
-    }
-    class
-}
-
-/// Reorders the tasks so that each writes what the task at its place wrote, moved by `by` along `dim`, which has `size` indices
-/// and wraps around.
-fn turned(tasks: &[TaskSpec], operand: usize, dim: usize, size: u32, by: u32) -> Option<Vec<TaskSpec>> {
-    let written = |task: &TaskSpec| -> Option<Region> {
-        let mut writes = task.writes.iter().filter(|w| usize::from(w.operand) == operand);
-        let write = writes.next()?;
-        writes.next().is_none().then_some(write.region)
-    };
-    let at: HashMap<Region, &TaskSpec> =
-        tasks.iter().map(|task| Some((written(task)?, task))).collect::<Option<_>>()?;
-    let place = |task: &TaskSpec| {
-        let region = written(task)?;
-        let (lo, hi) = (region.lo[dim], region.hi[dim]);
-        if (lo, hi) == (0, size) {
-            return Some(task.clone());
-        }
-        let start = (lo + by) % size;
-        at.get(&region.with(dim, start, start + (hi - lo))).map(|&task| task.clone())
-    };
-    tasks.iter().map(place).collect()
 }
 
 fn earlier_part(earlier: Option<&LocalClass>, step: usize) -> u32 {

@@ -2,7 +2,8 @@
 
 use super::local::local_op;
 use super::types::{NONE, Part, Table};
-use crate::collective::{CollectiveOp, Exchange, Lowered, Operand, Send, Step, TaskStep};
+use crate::blocks::Blocks;
+use crate::collective::{CollectiveOp, Exchange, Lowered, Operand, Send, Step, SumRows, TaskStep};
 use crate::error::BuildError;
 use crate::op_graph::{Op, OpGraph, Role};
 use crate::options::BuildOptions;
@@ -36,6 +37,7 @@ pub(crate) fn cut_collectives(
     registry: &Registry,
     options: &BuildOptions,
     uses: &Uses,
+    rows: &[SumRows],
     parts: &mut Vec<Part>,
 ) -> Result<Vec<Option<Arc<Cut>>>, BuildError> {
     let mut by_key: HashMap<String, Arc<Cut>> = HashMap::new();
@@ -43,16 +45,17 @@ pub(crate) fn cut_collectives(
     graph
         .ops
         .iter()
-        .map(|op| {
+        .zip(rows)
+        .map(|(op, &rows)| {
             let Some(collective) = registry.collective(&op.op_type) else { return Ok(None) };
             let view = op_view(graph, op);
             let can_place = uses.can_place(graph, registry, op) && !placed.contains(&op.inputs[0]);
             let can_push = uses.can_push(graph, registry, options, op);
-            let key = key(op, &view, can_place, can_push);
+            let key = key(op, &view, can_place, can_push, rows);
             let cut = match by_key.get(&key) {
                 Some(cut) => cut.clone(),
                 None => {
-                    let lower = CollectiveOp { view: &view, options, can_push, can_place };
+                    let lower = CollectiveOp { view: &view, options, can_push, can_place, rows };
                     let lowered = collective.lower(&lower).and_then(|l| check(l, &view, options.world));
                     let lowered = lowered.map_err(|e| BuildError::op(&op.name, e.0))?;
                     let cut = Arc::new(cut(lowered, options.world, parts));
@@ -71,9 +74,9 @@ pub(crate) fn cut_collectives(
         .collect()
 }
 
-fn key(op: &Op, view: &OpView<'_>, can_place: bool, can_push: bool) -> String {
+fn key(op: &Op, view: &OpView<'_>, can_place: bool, can_push: bool, rows: SumRows) -> String {
     let mut key = String::with_capacity(256);
-    let _ = write!(key, "{} {can_place} {can_push} {:?}", op.op_type, op.attrs);
+    let _ = write!(key, "{} {can_place} {can_push} {rows:?} {:?}", op.op_type, op.attrs);
     for operand in view.inputs.iter().chain(&view.outputs) {
         let activation = *operand.role == Role::Activation;
         let _ = write!(key, "|{:?} {:?} {activation}", operand.ty, operand.sharding);
@@ -106,14 +109,11 @@ fn cut(mut lowered: Lowered, world: u32, parts: &mut Vec<Part>) -> Cut {
         .iter()
         .map(|step| match step {
             Step::Exchange(exchange) => {
-                let table = Arc::new(table(exchange, world));
-                let copies: Vec<Part> = (0..world).map(|rank| copy_part(exchange, rank)).collect();
                 let slots = match exchange.target {
                     Operand::Buffer(b) if lowered.buffers[b].by_sender => Some(world),
                     _ => None,
                 };
-                let arrivals = (0..world).map(|rank| arrive_part(exchange, &table, rank, slots)).collect();
-                CutStep::Exchange { table, copy: add(copies, parts), arrive: add(arrivals, parts) }
+                cut_exchange(exchange, slots, world, parts)
             }
             Step::Tasks(step) => {
                 let part = |(rank, tasks): (usize, &Vec<TaskSpec>)| task_part(step, rank, tasks);
@@ -122,6 +122,19 @@ fn cut(mut lowered: Lowered, world: u32, parts: &mut Vec<Part>) -> Cut {
         })
         .collect();
     Cut { lowered, steps }
+}
+
+/// `slots`: the slots of the buffer in which the data arrives, if it has one for each sender.
+pub(super) fn cut_exchange(
+    exchange: &Exchange,
+    slots: Option<u32>,
+    world: u32,
+    parts: &mut Vec<Part>,
+) -> CutStep {
+    let table = Arc::new(table(exchange, world));
+    let copies: Vec<Part> = (0..world).map(|rank| copy_part(exchange, rank)).collect();
+    let arrivals = (0..world).map(|rank| arrive_part(exchange, &table, rank, slots)).collect();
+    CutStep::Exchange { table, copy: add(copies, parts), arrive: add(arrivals, parts) }
 }
 
 /// Adds the ranks' parts of a step. Equal parts are stored once. A part without tasks is [`NONE`].
@@ -155,7 +168,7 @@ fn task_part(step: &TaskStep, rank: usize, tasks: &[TaskSpec]) -> Part {
 
 /// The copies of `rank`, one per send. If a send has no data, the task signals.
 fn copy_part(exchange: &Exchange, rank: u32) -> Part {
-    let first_row = |send: &Send| send.source.filter(|_| exchange.row_blocks).map_or(0, |r| r.lo[0] as i32);
+    let first_row = |send: &Send| send.source.map_or(0, |r| (r.lo[0] * exchange.rows_per_index) as i32);
     let tasks = exchange.sends[rank as usize].iter().map(|send| TaskSpec {
         reads: send.source.iter().map(|r| Access::new(0, *r)).collect(),
         args: [first_row(send), 0, 0, 0, 0, 0, 0, 0],
@@ -357,22 +370,22 @@ impl Uses {
         })
     }
 
-    /// The output of operator `index` that a collective splits over the ranks: (output, dimension of the blocks).
+    /// The output of operator `index` that a collective splits over the ranks, and in which blocks.
     pub fn dealt_by(
         &self,
         graph: &OpGraph,
         index: usize,
         cuts: &[Option<Arc<Cut>>],
-    ) -> Option<(usize, usize)> {
+    ) -> Option<(usize, Blocks)> {
         graph.ops[index].outputs.iter().enumerate().find_map(|(output, &tensor)| {
             let (_, reader) = self.only_link(tensor)?;
-            let dim = cuts[reader].as_ref()?.lowered.dealt?;
-            (graph.ops[reader].inputs[0] == tensor).then_some((output, dim))
+            let blocks = cuts[reader].as_ref()?.lowered.dealt?;
+            (graph.ops[reader].inputs[0] == tensor).then_some((output, blocks))
         })
     }
 
     /// True if the tasks that produce the first input can push it, and it has no other reader.
-    fn can_push(&self, graph: &OpGraph, registry: &Registry, options: &BuildOptions, op: &Op) -> bool {
+    pub fn can_push(&self, graph: &OpGraph, registry: &Registry, options: &BuildOptions, op: &Op) -> bool {
         let input = op.inputs[0];
         let source = &graph.tensors[input as usize];
         self.writer[input as usize].is_some_and(|w| pushes(graph, registry, options, &graph.ops[w], input))
@@ -382,7 +395,7 @@ impl Uses {
     }
 
     /// True if the tasks of a task type write the first input, and its memory may be placed freely.
-    fn can_place(&self, graph: &OpGraph, registry: &Registry, op: &Op) -> bool {
+    pub fn can_place(&self, graph: &OpGraph, registry: &Registry, op: &Op) -> bool {
         let source = &graph.tensors[op.inputs[0] as usize];
         let computed = self.writer[op.inputs[0] as usize]
             .is_some_and(|w| registry.collective(&graph.ops[w].op_type).is_none());

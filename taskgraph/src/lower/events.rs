@@ -217,7 +217,10 @@ pub(crate) fn analyse(plan: &Plan, links: &Links, rank: u32) -> Analysis {
             overlaps.push((number, found));
         }
         match slot.kind {
-            SlotKind::Arrive { .. } => state.arrivals(links, &overlaps, index, n, arrival_event[index]),
+            SlotKind::Arrive { exchange } => {
+                let completes = plan.exchanges[exchange as usize].completes.is_some();
+                state.arrivals(links, &overlaps, index, n, arrival_event[index], completes);
+            }
             _ => state.slot(plan, links, &overlaps, index, n),
         }
     }
@@ -328,7 +331,8 @@ impl Builder {
         }
     }
 
-    /// The dependents of events that peers trigger. Task `i` of the arrival is event `first + i`.
+    /// The dependents of events that peers trigger. Task `i` of the arrival is event `first + i`. If the arrival `completes` what the
+    /// ranks share out, every dependent waits for all of it, so that it knows what [`super::order`] derives from that.
     fn arrivals(
         &mut self,
         links: &Links,
@@ -336,20 +340,23 @@ impl Builder {
         slot: usize,
         n: usize,
         first: u32,
+        completes: bool,
     ) {
         let mut watched = vec![false; n];
         for (number, found) in overlaps {
             let consumers = self.consumers(links.all[*number].to);
-            self.flags[*number] = plain_flags(found, consumers.len(), n);
+            let every = found.every || completes;
+            self.flags[*number] =
+                if every { ALL | SOME | COVERED } else { plain_flags(found, consumers.len(), n) };
             for (i, consumer) in consumers.enumerate() {
-                if found.every {
+                if every {
                     (0..n as u32).for_each(|e| self.depend(consumer, first + e));
                 } else {
                     found.row(i).iter().for_each(|&e| self.depend(consumer, first + e));
                     found.row(i).iter().for_each(|&e| watched[e as usize] = true);
                 }
             }
-            if found.every {
+            if every {
                 watched.fill(true);
             }
         }

@@ -18,9 +18,12 @@ mod memory;
 mod operands;
 mod order;
 mod overlap;
+mod own_rows;
+mod owned;
 mod place;
 mod plan;
 mod shared;
+mod turning;
 mod types;
 
 pub(crate) use shared::Shared;

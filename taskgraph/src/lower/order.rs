@@ -122,11 +122,12 @@ fn completes(plan: &Plan, slot: u32) -> Option<usize> {
     plan.exchanges[exchange as usize].completes.map(|first_copy| first_copy as usize)
 }
 
-/// The consequences of all sums of a two-shot allreduce: the rank's own, and those that arrived (slot `arrival`). Each tile was
-/// summed from the partial tiles of all ranks. So on every rank, the tasks that wrote partial tiles are done, and all copies of
-/// the first half have arrived. No single slot shows this, because the tiles are distributed over the ranks.
+/// The consequences of all sums of a two-shot allreduce, or of all that was computed from them: the rank's own, and those that arrived
+/// (slot `arrival`). Each tile was summed from the partial tiles of all ranks. So on every rank, the tasks that wrote partial tiles are
+/// done, and all copies of the first half have arrived. No single slot shows this, because the tiles are distributed over the ranks.
 fn after_both_halves(k: &mut Known, plan: &Plan, known: &[Known], first_copy: usize, arrival: usize) {
-    for of_first in first_copy..=arrival - 2 {
+    // The first copies, their arrival, the sums, and the slot that made the shares, if it is not the sums.
+    for of_first in (first_copy..=first_copy + 2).chain([arrival - 2]) {
         k.own.insert(of_first);
         k.other.insert(of_first);
     }

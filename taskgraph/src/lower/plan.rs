@@ -1,9 +1,13 @@
 //! The plan that all ranks share.
 
-use super::classes::{Classes, LocalClass};
-use super::collectives::{Cut, CutStep, Uses, cut_collectives};
+use super::classes::Classes;
+use super::collectives::{Cut, CutStep, Uses, cut_collectives, cut_exchange};
 use super::layouts::Layouts;
-use super::types::{Dims, FIRST_EVENT, NONE, Part, PlanExchange, PlanTensor, Slot, SlotKind};
+use super::own_rows::spread;
+use super::owned::Owned;
+use super::types::{
+    Dims, FIRST_EVENT, LocalClass, NONE, OwnStep, Part, PlanExchange, PlanTensor, Slot, SlotKind,
+};
 use crate::collective::{Buffer, Operand, Placed, Step, local_copies, moves, rows_kind};
 use crate::error::BuildError;
 use crate::op_graph::{OpGraph, Role, Rows, Tensor};
@@ -46,29 +50,35 @@ impl Plan {
             notes: Vec::new(),
         };
         let uses = Uses::new(&graph);
-        let cuts = cut_collectives(&graph, registry, options, &uses, &mut plan.parts)?;
-        plan.notes.extend(cuts.iter().flatten().flat_map(|cut| cut.lowered.notes.clone()));
         let layouts = Layouts::new(&graph, registry, options, &uses);
+        let mut classes = Classes::new(&graph, registry, &options.target, world, &layouts);
+        let owned = Owned::new(&graph, registry, options, &uses, &mut classes, &mut plan.parts)?;
+        let cuts = cut_collectives(&graph, registry, options, &uses, &owned.rows, &mut plan.parts)?;
+        plan.notes.extend(cuts.iter().flatten().flat_map(|cut| cut.lowered.notes.clone()));
         for (index, tensor) in plan.tensors.iter_mut().enumerate() {
             if let Some(types) = layouts.of(index as u32) {
                 tensor.rows = types[0].rows;
                 tensor.dims = types.iter().map(|ty| Dims::new(&ty.dims)).collect();
             }
         }
-        let mut classes = Classes::new(&graph, registry, &options.target, world, &layouts);
         // Buffers of collectives whose input is pushed. They must exist before the operator that pushes.
         let mut pushed_into: HashMap<usize, Vec<u32>> = HashMap::new();
+        // The first copies of collectives, by their output.
+        let mut first_copy: HashMap<u32, u32> = HashMap::new();
         for (index, op) in graph.ops.iter().enumerate() {
             if let Some(cut) = &cuts[index] {
                 plan.op_names.push(op.name.clone());
                 let buffers = pushed_into.remove(&index);
+                first_copy.insert(op.outputs[0], plan.slots.len() as u32);
                 plan.add_collective(&graph, index, cut, buffers)?;
                 continue;
             }
             let pushed = uses.pushed_by(&graph, index, &cuts);
             let dealt = uses.dealt_by(&graph, index, &cuts);
-            let class = classes.cut(op, pushed.is_some(), dealt, &mut plan.parts)?;
-            plan.add_compute(&graph, index, &class, |plan| {
+            let own = owned.input_of(&op.inputs);
+            let completes = own.and_then(|input| first_copy.get(&op.inputs[input]).copied());
+            let class = classes.cut(op, pushed.is_some(), dealt, own, &mut plan.parts)?;
+            plan.add_compute(&graph, index, &class, completes, |plan| {
                 let (output, reader) = pushed?;
                 let cut = cuts[reader].as_ref()?;
                 let source = &graph.tensors[graph.ops[reader].inputs[0] as usize];
@@ -128,12 +138,14 @@ impl Plan {
         }
     }
 
-    /// `push` creates the buffer for an output that is pushed: (output, buffer).
+    /// `push` creates the buffer for an output that is pushed: (output, buffer). `completes` is the slot of the first copies of the sum
+    /// of which each rank has its own rows, if there is one.
     fn add_compute(
         &mut self,
         graph: &OpGraph,
         index: usize,
         class: &Arc<Vec<LocalClass>>,
+        completes: Option<u32>,
         push: impl FnOnce(&mut Self) -> Option<(u8, u32)>,
     ) {
         let op = &graph.ops[index];
@@ -145,7 +157,11 @@ impl Plan {
                 rows: ty.rows,
                 source: None,
                 activation: true,
-                space: Space::Device,
+                space: if class[0].own.is_some_and(|own| own.temporary == i) {
+                    Space::Symmetric
+                } else {
+                    Space::Device
+                },
                 output: false,
                 alias: None,
                 dims: class.iter().map(|c| Dims::new(&c.temporaries[i].1.dims)).collect(),
@@ -175,7 +191,25 @@ impl Plan {
             });
             let kind = SlotKind::Compute { push };
             self.add_slot(kind, resolve(&step.inputs), outputs, |rank| class[rank as usize].steps[i].part);
+            if let Some(own) = class[0].own.filter(|own| own.step == i) {
+                let kind = graph.tensors[op.inputs[own.input] as usize].rows;
+                self.add_spread(own, temporaries[own.temporary], kind, completes);
+            }
         }
+    }
+
+    /// Each rank sends its own rows of a tensor to the others.
+    fn add_spread(&mut self, own: OwnStep, tensor: u32, kind: Rows, completes: Option<u32>) {
+        let exchange = spread(own, &self.tensors[tensor as usize].dims[0], kind, &self.options);
+        let CutStep::Exchange { table, copy, arrive } =
+            cut_exchange(&exchange, None, self.options.world, &mut self.parts)
+        else {
+            return;
+        };
+        let number = self.exchanges.len() as u32;
+        self.exchanges.push(PlanExchange { table, target: tensor, first_event: Vec::new(), completes });
+        self.add_slot(SlotKind::Copy { exchange: number }, vec![tensor], vec![], |r| copy[r as usize]);
+        self.add_slot(SlotKind::Arrive { exchange: number }, vec![], vec![tensor], |r| arrive[r as usize]);
     }
 
     /// Memory in the symmetric heap for a collective with first input `of`.

@@ -5,7 +5,7 @@ use crate::dtype::DType;
 use crate::op_graph::Rows;
 use crate::region::MAX_DIMS;
 use crate::task_graph::Space;
-use crate::task_type::TaskSpec;
+use crate::task_type::{ExpansionOperand, TaskSpec, TaskType, TensorType};
 use std::sync::Arc;
 
 /// No part: the slot has no tasks on this rank.
@@ -122,4 +122,36 @@ pub(crate) struct Part {
     pub stacked: Option<u8>,
     pub scratch_bytes: u32,
     pub tasks: Vec<TaskSpec>,
+}
+
+/// One task type's share of an operator, on one rank.
+#[derive(Clone, Debug)]
+pub(crate) struct Step {
+    pub task_type: Arc<dyn TaskType>,
+    pub suffix: &'static str,
+    pub inputs: Vec<ExpansionOperand>,
+    pub outputs: Vec<ExpansionOperand>,
+    /// Index in the parts, or [`NONE`] if there is nothing to do.
+    pub part: u32,
+}
+
+/// An operator on one rank: its steps, and the temporaries between them.
+#[derive(Clone, Debug)]
+pub(crate) struct LocalClass {
+    pub temporaries: Vec<(&'static str, TensorType)>,
+    pub steps: Vec<Step>,
+    /// The step that each rank carries out for its own rows only.
+    pub own: Option<OwnStep>,
+}
+
+/// The step of an operator that each rank carries out for its own rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct OwnStep {
+    pub step: usize,
+    /// The input of the operator of which each rank has its own rows.
+    pub input: usize,
+    /// The temporary that the step writes.
+    pub temporary: usize,
+    /// The indices of the temporary's first dimension that stand for [`OWNED_ROWS`](crate::collective::OWNED_ROWS) rows.
+    pub block: u32,
 }

@@ -7,7 +7,8 @@
 mod first;
 
 use super::boxes::{boxes, is_region, is_symbolic, last_byte, own_slot};
-use super::turn::{Turn, turned, turned_region};
+use super::turn::Turn;
+use crate::blocks::Blocks;
 use crate::dtype::DType;
 use crate::ids::EventId;
 use crate::op_graph::Role;
@@ -31,11 +32,11 @@ pub struct Comparing<'a> {
     seen: usize,
     /// Operands that were compared one by one.
     one_by_one: Vec<Range<usize>>,
-    /// Of these, the operands that access other bytes than the first rank's, in tensors that are not constants; and in which
-    /// dimension.
-    differing: Vec<(u32, u8)>,
+    /// Of these, the operands that access other bytes than the first rank's, in tensors that are not constants; and by which
+    /// blocks.
+    differing: Vec<(u32, Blocks)>,
     repeated: Vec<Repeated>,
-    /// By the operands that are repeated: the tensors that have slots there, and in which dimension.
+    /// By the operands that are repeated: the tensors that have blocks there.
     turning: HashMap<(usize, usize), Turning>,
     /// Number of tasks whose shapes have been compared, including the first two.
     seen_tasks: usize,
@@ -44,7 +45,7 @@ pub struct Comparing<'a> {
     alike: bool,
 }
 
-type Turning = SmallVec<[(u32, u8); 4]>;
+type Turning = SmallVec<[(u32, Blocks); 4]>;
 
 /// The operands from `at` on are those of `like` with other tensors.
 struct Repeated {
@@ -155,13 +156,13 @@ impl<'a> Comparing<'a> {
         if !self.alike || count == 0 {
             return;
         }
-        // Each pair of operands compares as the earlier pair did, so the same slots turn.
+        // Each pair of operands compares as the earlier pair did, so the same blocks turn.
         let turning = match self.turning.get(&(like.start, like.end)) {
             Some(turning) => turning.clone(),
             None => {
                 let mut turning = Turning::new();
-                for &(index, d) in self.differing_in(&like) {
-                    let turned = (self.first.operands[index as usize].tensor, d);
+                for &(index, blocks) in self.differing_in(&like) {
+                    let turned = (self.first.operands[index as usize].tensor, blocks);
                     if !turning.contains(&turned) {
                         turning.push(turned);
                     }
@@ -170,9 +171,9 @@ impl<'a> Comparing<'a> {
                 turning
             }
         };
-        for (tensor, d) in turning {
+        for (tensor, blocks) in turning {
             if let Some(tensor) = repeat.renamed(tensor) {
-                self.turn(tensor, usize::from(d));
+                self.turn(tensor, blocks);
             }
         }
         self.repeated.push(Repeated { at, like, tensors: repeat.tensors.clone() });
@@ -205,7 +206,7 @@ impl<'a> Comparing<'a> {
             || x != EventId::INVALID && y != EventId::INVALID && turned()
     }
 
-    fn differing_in(&self, range: &Range<usize>) -> &[(u32, u8)] {
+    fn differing_in(&self, range: &Range<usize>) -> &[(u32, Blocks)] {
         let place = |end: usize| self.differing.partition_point(|&(index, _)| (index as usize) < end);
         &self.differing[place(range.start)..place(range.end)]
     }
@@ -229,9 +230,12 @@ impl<'a> Comparing<'a> {
             return fits(tensor, y);
         }
         let Some(d) = (0..MAX_DIMS).find(|&d| x.region.lo[d] != y.region.lo[d]) else { return false };
-        self.differing.push((self.seen as u32, d as u8));
-        self.turn(x.tensor, d);
-        self.is_turned(tensor, d, x, y)
+        let (first, there) = (x.region.lo[d], y.region.lo[d]);
+        let blocks = Blocks::between(d as u8, first, there, self.first.world, self.rank as u32);
+        let Some(blocks) = blocks else { return false };
+        self.differing.push((self.seen as u32, blocks));
+        self.turn(x.tensor, blocks);
+        self.is_turned(tensor, blocks, x, y)
     }
 
     /// The peer that is to the first rank what this peer is to this rank.
@@ -239,25 +243,25 @@ impl<'a> Comparing<'a> {
         (usize::from(of_first) + self.rank) % self.first.world as usize
     }
 
-    /// Records that the tensor has slots along this dimension.
-    fn turn(&mut self, tensor: u32, d: usize) {
+    /// Records that the tensor has these blocks.
+    fn turn(&mut self, tensor: u32, blocks: Blocks) {
         let turn = &mut self.turns[tensor as usize];
         *turn = match *turn {
-            Turn::Still => Turn::Slots(d as u8),
-            Turn::Slots(known) if usize::from(known) == d => *turn,
+            Turn::Still => Turn::Blocks(blocks),
+            Turn::Blocks(known) if known == blocks => *turn,
             _ => Turn::Other,
         };
     }
 
-    /// True if, in a tensor with slots, `y` accesses the same as `x`, turned.
-    fn is_turned(&self, tensor: &TensorEntry, d: usize, x: &Operand, y: &Operand) -> bool {
+    /// True if, in a tensor with blocks, `y` accesses the same as `x`, turned.
+    fn is_turned(&self, tensor: &TensorEntry, blocks: Blocks, x: &Operand, y: &Operand) -> bool {
         let (world, rank, size) = (self.first.world, self.rank as u32, tensor.dtype.size());
-        let dim = tensor.dims.get(d).copied().unwrap_or(0);
+        let dim = tensor.dims.get(usize::from(blocks.dim)).copied().unwrap_or(0);
         let aligned = x.offset.is_multiple_of(size) && y.offset.is_multiple_of(size);
-        if x.trust.is_some() || !aligned || dim < world {
+        if x.trust.is_some() || !aligned || !blocks.divide(dim, world) {
             return false;
         }
-        if turned_region(&x.region, d, dim, world, rank) != Some(y.region) {
+        if blocks.turned(&x.region, world, rank) != Some(y.region) {
             return false;
         }
         // The common case: views that cover exactly their regions.
@@ -267,7 +271,7 @@ impl<'a> Comparing<'a> {
         let (Ok(touched), Ok(there)) = (boxes(tensor, x, false), boxes(tensor, y, false)) else {
             return false;
         };
-        turned(&touched, d, dim, world, rank).is_some_and(|turned| turned == there)
+        blocks.turned_all(&touched, world, rank).is_some_and(|turned| turned == there)
     }
 
     /// How the ranks differ, for each tensor; `None` if they are not alike. `other` is the rank's graph. Its operands have been
@@ -291,18 +295,18 @@ impl<'a> Comparing<'a> {
         let fits = |(tensor, turn): (&TensorEntry, &Turn)| match *turn {
             Turn::Still => true,
             Turn::Other => false,
-            Turn::Slots(d) => {
-                let dim = tensor.dims.get(usize::from(d)).copied().unwrap_or(0);
+            Turn::Blocks(blocks) => {
+                let dim = tensor.dims.get(usize::from(blocks.dim)).copied().unwrap_or(0);
                 let plain = !tensor.tiled && !is_symbolic(tensor) && tensor.region_dims == tensor.dims;
                 // The second dimension of a flagged tensor is rows, and the first row is always in use.
-                let sound = d == 0 || tensor.dtype != DType::F32Flagged;
-                plain && sound && dim > 0 && dim.is_multiple_of(first.world)
+                let sound = blocks.dim == 0 || tensor.dtype != DType::F32Flagged;
+                plain && sound && blocks.divide(dim, first.world)
             }
         };
         (first.tensors.iter().zip(&self.turns).all(fits) && self.others_stay()).then_some(self.turns)
     }
 
-    /// Accesses to the same bytes of a tensor with slots must access all of its slots.
+    /// Accesses to the same bytes of a tensor with blocks must access whole groups of them.
     fn others_stay(&self) -> bool {
         if self.turns.iter().all(|t| *t == Turn::Still) {
             return true;
@@ -324,8 +328,8 @@ impl<'a> Comparing<'a> {
             if differing.next_if_eq(&index).is_some() {
                 return true;
             }
-            let Turn::Slots(d) = self.turns[x.tensor as usize] else { return true };
-            self.is_turned(&self.first.tensors[x.tensor as usize], usize::from(d), x, x)
+            let Turn::Blocks(blocks) = self.turns[x.tensor as usize] else { return true };
+            self.is_turned(&self.first.tensors[x.tensor as usize], blocks, x, x)
         })
     }
 
@@ -382,7 +386,7 @@ impl<'a> Comparing<'a> {
                     if !slots {
                         return None;
                     }
-                    self.turn(operand.tensor, 0);
+                    self.turn(operand.tensor, Blocks { dim: 0, size: 1 });
                 }
                 _ => return None,
             }

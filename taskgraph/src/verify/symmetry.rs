@@ -5,16 +5,17 @@
 //! r reaches rank p + r. Turning all numbers by one is then a symmetry of the whole set: it maps tasks to tasks, events to events
 //! and every edge to an edge. So it maps the order to itself, and the accesses to rank 0's memory to those to any other rank's.
 //!
-//! Bytes must be mapped too. Most tensors are accessed at the same bytes on all ranks. The others have a *slot* per rank along
-//! one dimension, which turns too: an access covers either the slot of one rank, which is turned, or all slots. This maps bytes
-//! to bytes one to one, so accesses share bytes on rank 0 exactly where they do on rank r. Of constants, which nobody writes, a
-//! task of rank r may read other bytes than rank 0's.
+//! Bytes must be mapped too. Most tensors are accessed at the same bytes on all ranks. The others have equal *blocks* along one
+//! dimension, which belong to the ranks in turn; with one block for each rank they are *slots*. A block is turned to the next rank's
+//! block of the same group. An access is either inside one block, which is turned, or covers whole groups. This maps bytes to bytes one
+//! to one, so accesses share bytes on rank 0 exactly where they do on rank r. Of constants, which nobody writes, a task of rank r may
+//! read other bytes than rank 0's.
 //!
 //! This is checked on the graphs themselves, without trusting the builder.
 
 use super::boxes::Boxes;
 use super::comparing::{Comparing, First};
-use super::turn::{Turn, turned};
+use super::turn::Turn;
 use crate::parallel;
 use crate::region::Region;
 use crate::task_graph::{TaskGraph, TensorEntry};
@@ -42,8 +43,8 @@ impl Symmetry {
         comparing.finish(other).map(|turns| Symmetry { turns })
     }
 
-    /// The symmetry of all ranks, each of which has been compared with the first. All must differ from it by the same slots: a
-    /// rank that accesses a tensor exactly as the first does, while another rank's slots turn, is not alike.
+    /// The symmetry of all ranks, each of which has been compared with the first. All must differ from it by the same blocks:
+    /// a rank that accesses a tensor exactly as the first does, while another rank's blocks turn, is not alike.
     pub(super) fn of_all(compared: &[Option<Symmetry>]) -> Option<Symmetry> {
         let first = compared.first()?.as_ref()?;
         let same = |other: &Option<Symmetry>| other.as_ref().is_some_and(|s| s.turns == first.turns);
@@ -77,10 +78,9 @@ impl Symmetry {
         world: usize,
         rank: usize,
     ) -> Boxes {
-        let Turn::Slots(d) = self.turns[index as usize] else { return found };
-        let d = usize::from(d);
-        turned(&found, d, tensor.dims[d], world as u32, rank as u32).unwrap_or_else(|| {
-            // This has been checked: each box covers one slot or all. Returning the whole tensor is always safe.
+        let Turn::Blocks(blocks) = self.turns[index as usize] else { return found };
+        blocks.turned_all(&found, world as u32, rank as u32).unwrap_or_else(|| {
+            // This has been checked: each box is inside one block or covers groups of them. Returning the whole tensor is always safe.
             debug_assert!(false, "{found:?}");
             Boxes::from_slice(&[Region::whole(&tensor.dims)])
         })

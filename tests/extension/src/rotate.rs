@@ -28,7 +28,7 @@ impl Collective for Rotate {
                 target: Operand::Output,
                 rows_kind: 2,
                 sends: (0..world).map(send).collect(),
-                row_blocks: false,
+                rows_per_index: 0,
                 between_all: true,
                 completes: None,
             })],

@@ -81,9 +81,12 @@ impl TaskType for AttentionAppend {
             eps: contract::attr_f64(attrs, "eps")?.unwrap_or(0.0) as f32,
         };
         let most = rows.min(active.saturating_mul(MAX_SPLITS));
-        let blocks = (target.workers / key_values.max(1)).clamp(1, most);
+        // The sizes of blocks are powers of two, so no block needs rows of two tiles of the product before.
+        let block_rows =
+            rows.div_ceil((target.workers / key_values.max(1)).clamp(1, most)).next_power_of_two();
+        let blocks = rows.div_ceil(block_rows);
         let splits = blocks.div_ceil(active);
-        let at = |b: u32| (u64::from(rows) * u64::from(b) / u64::from(blocks)) as u32;
+        let at = |b: u32| (b * block_rows).min(rows);
         let whole = |index: usize| {
             let dims: Vec<u32> = op.inputs[index].dims.iter().map(|d| *d as u32).collect();
             Access::new(index as u8, Region::whole(&dims))
