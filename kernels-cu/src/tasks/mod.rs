@@ -38,3 +38,4 @@ pub(crate) mod operand;
 pub(crate) mod sample_family;
 pub(crate) mod source;
 pub(crate) mod wide;
+pub(crate) mod wide_order;

@@ -362,32 +362,9 @@ pub fn choose_tall(rows: u32, columns: u32, gated: bool, workers: u32) -> Tile {
     highs.iter().map(|&high| tall(high, rows)).min_by_key(time).unwrap_or(tall(64, rows))
 }
 
-/// All tiles (column, row) in the order of the tasks: group by group of column tiles, in a group row tile by row tile, and the columns of
-/// each. Every other group begins in the middle of the rows, so the workers still share the tiles if only the first rows are in use.
-pub fn in_order(columns: u32, rows: u32, group: u32) -> impl Iterator<Item = (u32, u32)> {
-    let group = group.max(1);
-    (0..columns.div_ceil(group)).flat_map(move |g| {
-        let (first, end) = (g * group, ((g + 1) * group).min(columns));
-        let shift = if g % 2 == 1 { rows / 2 } else { 0 };
-        (0..rows).flat_map(move |row| (first..end).map(move |column| (column, (row + shift) % rows)))
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn every_tile_comes_once() {
-        for (columns, rows, group) in [(1, 1, 8), (16, 8, 8), (17, 3, 4), (96, 16, 8), (5, 2, 16)] {
-            let mut all: Vec<(u32, u32)> = in_order(columns, rows, group).collect();
-            assert_eq!(all.len() as u32, columns * rows);
-            all.sort_unstable();
-            all.dedup();
-            assert_eq!(all.len() as u32, columns * rows);
-            assert_eq!(all.last(), Some(&(columns - 1, rows - 1)));
-        }
-    }
 
     #[test]
     fn few_rows_take_smaller_tiles_so_that_all_workers_have_one() {

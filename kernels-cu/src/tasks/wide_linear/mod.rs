@@ -16,8 +16,9 @@ use crate::registry::{GpuSite, Registration};
 use crate::tasks::contract;
 use crate::tasks::operand::gpu_float;
 use crate::tasks::wide::{
-    Tile, choose_tall, halved_tall, in_order, is_narrow, is_wide, matrix, narrow_dims, parted, wide_dims,
+    Tile, choose_tall, halved_tall, is_narrow, is_wide, matrix, narrow_dims, parted, wide_dims,
 };
+use crate::tasks::wide_order::in_order;
 use std::sync::Arc;
 use taskgraph::task_type::{Access, LocalOp, OpError, OpView, Partition, ShardRule, TaskSpec, TensorType};
 use taskgraph::{Region, Target, TaskType};
@@ -144,7 +145,10 @@ impl TaskType for WideLinear {
         let parts: Vec<(u32, u32)> = (0..parts).map(|part| (cut(part), cut(part + 1))).collect();
         let Tile { width, tokens, .. } = tile;
         let (high, wide) = (tile.output_columns(gated), tokens * width);
-        let tasks = in_order(columns.div_ceil(high), rows.div_ceil(wide), tile.group())
+        // The parts of a tile are tasks of their own, for as many workers.
+        let workers = target.workers / parts.len() as u32;
+        let tasks = in_order(columns.div_ceil(high), rows.div_ceil(wide), tile.group(), workers)
+            .into_iter()
             .flat_map(|tile| parts.iter().enumerate().map(move |(part, blocks)| (tile, part as u8, *blocks)))
             .map(|((column_tile, token_tile), part, blocks)| {
                 let (first, end) = (column_tile * high, ((column_tile + 1) * high).min(columns));
