@@ -7,7 +7,7 @@ use super::types::Part;
 #[derive(Debug)]
 pub(crate) struct Dealer {
     workers: u32,
-    /// Where the last slot that left workers without tasks stopped.
+    /// Where the last slot with fewer tasks than workers stopped.
     next: u32,
 }
 
@@ -16,7 +16,7 @@ impl Dealer {
         Dealer { workers: workers.max(1), next: 0 }
     }
 
-    /// Workers of the tasks of one slot. With `follow`, task `t` of `n` goes to the worker that has the same share of the
+    /// Workers of the tasks of one slot: in turn, if the tasks cost about the same. With `follow`, task `t` of `n` goes to the worker that has the same share of the
     /// previous slot: copies and sums follow the tile that they handle.
     pub fn deal(&mut self, part: &Part, follow: bool) -> Vec<u32> {
         let n = part.tasks.len();
@@ -29,12 +29,12 @@ impl Dealer {
         if n > w && most > least + least / 4 {
             return self.by_cost(part);
         }
-        let full = n / w * w;
-        let start = self.next;
-        self.next = (start + (n - full) as u32) % self.workers;
-        (0..n)
-            .map(|t| if t < full { (t % w) as u32 } else { (start + (t - full) as u32) % self.workers })
-            .collect()
+        // With several tasks for each worker, a type may count on their turns when it orders them.
+        let start = if n < w { self.next } else { 0 };
+        if n < w {
+            self.next = (start + n as u32) % self.workers;
+        }
+        (0..n as u32).map(|t| (start + t) % self.workers).collect()
     }
 
     /// Largest first, each to the worker with the least work in this slot.
