@@ -31,6 +31,18 @@ struct Number<MPK_BF16> {
   static __device__ __forceinline__ __nv_bfloat16 from_f32(float v) { return __float2bfloat16_rn(v); }
 };
 
+/* The numbers of a pair of 2 bytes each, of which the first is in the low half. */
+template <uint32_t Dtype>
+__device__ __forceinline__ float low_of(uint32_t pair) {
+  if constexpr (Dtype == MPK_BF16) return __uint_as_float(pair << 16);
+  else return __half2float(__ushort_as_half(static_cast<unsigned short>(pair)));
+}
+template <uint32_t Dtype>
+__device__ __forceinline__ float high_of(uint32_t pair) {
+  if constexpr (Dtype == MPK_BF16) return __uint_as_float(pair & 0xFFFF0000u);
+  else return __half2float(__ushort_as_half(static_cast<unsigned short>(pair >> 16)));
+}
+
 /* Element `i` of an array whose type is known only at run time. */
 __device__ __forceinline__ float load_as_f32(const void* p, uint32_t dtype, uint64_t i) {
   if (dtype == MPK_F32) return static_cast<const float*>(p)[i];

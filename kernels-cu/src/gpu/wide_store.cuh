@@ -22,17 +22,6 @@ __device__ __forceinline__ uint32_t pair_of(float low, float high) {
   return both;
 }
 
-template <uint32_t Dtype>
-__device__ __forceinline__ float low_of(uint32_t pair) {
-  if constexpr (Dtype == MPK_BF16) return __uint_as_float(pair << 16);
-  else return __half2float(__ushort_as_half(static_cast<unsigned short>(pair)));
-}
-template <uint32_t Dtype>
-__device__ __forceinline__ float high_of(uint32_t pair) {
-  if constexpr (Dtype == MPK_BF16) return __uint_as_float(pair & 0xFFFF0000u);
-  else return __half2float(__ushort_as_half(static_cast<unsigned short>(pair >> 16)));
-}
-
 /* All lanes of a warp. `pairs`: for each of four groups of 8 tokens, rows 0..7 and then rows 8..15, as pairs of neighbouring
  * tokens. A lane gets rows lane % 2 * 8 .. + 8 of the tokens lane / 2 and lane / 2 + 16. */
 __device__ __forceinline__ void turn(uint32_t buffer, uint32_t lane, const uint32_t (&pairs)[8], uint4 (&pieces)[2]) {

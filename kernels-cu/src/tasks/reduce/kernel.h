@@ -1,5 +1,5 @@
 // Sums the ranks' partial tiles in rank order and adds the residual once. In the flagged form it waits for every
-// word.
+// word. The tiles may be f32, bf16 or f16; the sum is f32.
 #pragma once
 
 #include "cpu/simd.h"
@@ -18,6 +18,19 @@ MPK_INLINE void store_as(uint32_t dtype, uint8_t* p, F32x16 a) {
   if (dtype == MPK_BF16) to_bf16(reinterpret_cast<uint16_t*>(p), a);
   else if (dtype == MPK_F16) to_f16(reinterpret_cast<uint16_t*>(p), a);
   else store(reinterpret_cast<float*>(p), a);
+}
+
+// The first `n` of 16 values; 0 for the rest.
+MPK_INLINE F32x16 load_as(uint32_t dtype, const uint8_t* p, uint32_t n) {
+  if (dtype == MPK_F32) {
+    const auto* from = reinterpret_cast<const float*>(p);
+    return n == 16 ? load(from) : load_first(from, n);
+  }
+  const auto widened = [dtype](const uint16_t* from) { return dtype == MPK_BF16 ? from_bf16(from) : from_f16(from); };
+  if (n == 16) return widened(reinterpret_cast<const uint16_t*>(p));
+  uint16_t tail[16] = {};
+  memcpy(tail, p, n * sizeof(uint16_t));
+  return widened(tail);
 }
 
 MPK_INLINE float value_of(uint64_t word) {
@@ -59,13 +72,15 @@ struct Tile {
     columns = args->outputs[0].dims[1];
     const mpk_operand& receive = args->inputs[flagged ? 0 : 1];
     received = receive.addr;
+    dtype = receive.dtype;
+    bytes = element_bytes(dtype);
     rank_stride = receive.strides[0];
     row_stride = receive.strides[1];
   }
   // The start of rank `rank`'s partial values of a row.
-  const float* partial(uint32_t rank, uint32_t row) const {
-    if (rank == params.rank) return reinterpret_cast<const float*>(row_address(args->inputs[0], row));
-    return reinterpret_cast<const float*>(received) + rank * rank_stride + row * row_stride;
+  const uint8_t* partial(uint32_t rank, uint32_t row) const {
+    if (rank == params.rank) return row_address(args->inputs[0], row);
+    return reinterpret_cast<const uint8_t*>(received) + (rank * rank_stride + row * row_stride) * bytes;
   }
   const uint64_t* words(uint32_t rank, uint32_t row) const {
     return reinterpret_cast<const uint64_t*>(received) + rank * rank_stride + row * row_stride;
@@ -75,7 +90,8 @@ struct Tile {
   const mpk_reduce_params params;
   bool flagged;
   const mpk_operand* residual;
-  uint32_t rows, columns;
+  uint32_t rows, columns, dtype;
+  uint64_t bytes; // of a summand's element
   uint64_t received, rank_stride, row_stride;
 };
 
@@ -91,8 +107,7 @@ int reduce(const mpk_kernel_args* args) {
       for (uint32_t rank = 0; rank < tile.params.world; ++rank) {
         F32x16 part;
         if (!tile.flagged) {
-          const float* from = tile.partial(rank, row) + c;
-          part = n == 16 ? load(from) : load_first(from, n);
+          part = load_as(tile.dtype, tile.partial(rank, row) + c * tile.bytes, n);
         } else {
           const uint64_t* words = tile.words(rank, row) + c;
           if (n < 16 || !flagged16(words, tag, part)) {

@@ -2,8 +2,8 @@
 //! taskgraph creates its tasks when it lowers an allreduce.
 //!
 //! Parameters (`mpk_reduce_params`): world, rank, rows_kind (0 tokens, 1 samples, 2 all), flags (1 flagged, 2 has a
-//! residual). Not flagged: the inputs are the rank's own partial tile f32 [rows, columns], the receive view f32 [world,
-//! rows, columns], whose own slot is not read, and the residual f32 [rows, columns]. Flagged: the inputs are the
+//! residual). Not flagged: the inputs are the rank's own partial tile [rows, columns], the receive view [world, rows,
+//! columns] of the same type (f32, bf16 or f16), whose own slot is not read, and the residual f32 [rows, columns]. Flagged: the inputs are the
 //! receive view f32_flagged [world, rows, columns], whose slots are all read, and the residual. Output: [rows,
 //! columns], f32 or the act dtype. Strides are arbitrary, but columns are contiguous.
 
@@ -35,14 +35,27 @@ fn gpu(site: &GpuSite<'_>) -> Result<String, String> {
     let (flagged, residual) =
         (params.flags & MPK_REDUCE_FLAGGED != 0, params.flags & MPK_REDUCE_RESIDUAL != 0);
     let count = if flagged { 1 } else { 2 } + usize::from(residual);
-    let [out] = site.outputs else { return Err("it must have one output".to_string()) };
+    let ([summand, rest @ ..], [out]) = (site.inputs, site.outputs) else {
+        return Err("it must have inputs and one output".to_string());
+    };
     if site.inputs.len() != count {
         return Err(format!("its parameters describe {count} inputs, not {}", site.inputs.len()));
     }
     if params.world == 0 || params.world > GPU_MAX_WORLD {
         return Err(format!("{} ranks; the GPU code supports 1 to {GPU_MAX_WORLD}", params.world));
     }
-    Ok(format!("mpk::gpu::Reduce<{}, {}, {flagged}, {residual}>", gpu_float(out)?, params.world))
+    let mut arguments = format!("{}, {}, {flagged}, {residual}", gpu_float(out)?, params.world);
+    if !flagged {
+        let dtype = gpu_float(summand)?;
+        if rest[0].dtype != summand.dtype {
+            return Err(format!("its own summand is {dtype}, but the others are {}", gpu_float(&rest[0])?));
+        }
+        // Sums of f32 are the default.
+        if dtype != "MPK_F32" {
+            arguments = format!("{arguments}, {dtype}");
+        }
+    }
+    Ok(format!("mpk::gpu::Reduce<{arguments}>"))
 }
 
 #[cfg(test)]

@@ -17,6 +17,8 @@ struct Setup {
     used: u32,
     columns: u32,
     dtype: DType,
+    /// Element type of the summands.
+    summands: DType,
     flagged: bool,
     residual: bool,
 }
@@ -28,18 +30,22 @@ struct Operands {
     out: TestTensor,
     /// The sum in the order that the contract prescribes, for the rows in use.
     expected: Vec<f32>,
+    /// The same sum in double precision.
+    exact: Vec<f64>,
 }
 
 impl Setup {
     /// Tensors twice as wide as the tile, which is in their right half.
     fn operands(&self) -> Operands {
         let (w, r, c) = (self.world as usize, self.rows as usize, self.columns as usize);
-        let parts = random_values(u64::from(self.columns), w * r * 2 * c);
+        let parts = rounded(self.summands, &random_values(u64::from(self.columns), w * r * 2 * c));
         let residual = random_values(77, r * 2 * c);
         let at = |rank: usize, row: usize, column: usize| (rank * r + row) * 2 * c + c + column;
-        let mut expected = Vec::new();
+        let (mut expected, mut exact) = (Vec::new(), Vec::new());
         for row in 0..self.used as usize {
             for column in 0..c {
+                let others = if self.residual { f64::from(residual[at(0, row, column)]) } else { 0.0 };
+                exact.push((0..w).map(|rank| f64::from(parts[at(rank, row, column)])).sum::<f64>() + others);
                 let mut sum = parts[at(0, row, column)];
                 for rank in 1..w {
                     sum += parts[at(rank, row, column)];
@@ -48,21 +54,21 @@ impl Setup {
             }
         }
         let dims = [self.world, self.rows, 2 * self.columns];
-        let one = |values: &[f32]| TestTensor::new(DType::F32, &dims[1..], values);
+        let one = |dtype, values: &[f32]| TestTensor::new(dtype, &dims[1..], values);
         let mut received = parts.clone();
-        let own = one(&parts[self.rank as usize * r * 2 * c..][..r * 2 * c]);
+        let own = one(self.summands, &parts[self.rank as usize * r * 2 * c..][..r * 2 * c]);
         let mut receive =
-            TestTensor::poisoned(if self.flagged { DType::F32Flagged } else { DType::F32 }, &dims);
+            TestTensor::poisoned(if self.flagged { DType::F32Flagged } else { self.summands }, &dims);
         if self.flagged {
             for (word, value) in receive.data.bytes_mut().chunks_exact_mut(8).zip(&parts) {
                 word.copy_from_slice(&(u64::from(TAG) << 32 | u64::from(value.to_bits())).to_ne_bytes());
             }
         } else {
             received[self.rank as usize * r * 2 * c..][..r * 2 * c].fill(f32::NAN); // its own slot is not read
-            receive = TestTensor::new(DType::F32, &dims, &received);
+            receive = TestTensor::new(self.summands, &dims, &received);
         }
         let out = TestTensor::poisoned(self.dtype, &dims[1..]);
-        Operands { own, receive, residual: one(&residual), out, expected }
+        Operands { own, receive, residual: one(DType::F32, &residual), out, expected, exact }
     }
 
     fn task(&self, operands: &mut Operands) -> TestTask {
@@ -96,6 +102,9 @@ impl Setup {
         let c = self.columns as usize;
         let expected = rounded(self.dtype, &operands.expected);
         let got = operands.out.values();
+        for (sum, exact) in operands.expected.iter().zip(&operands.exact) {
+            assert!((f64::from(*sum) - exact).abs() <= 1e-6 * f64::from(self.world + 1), "{sum}, {exact}");
+        }
         for (row, values) in got.chunks(2 * c).enumerate() {
             let live = row < self.used as usize;
             assert!(values[..c].iter().all(|v| v.is_nan()), "wrote outside of its tile");
@@ -110,16 +119,23 @@ impl Setup {
 
 #[test]
 fn sums_in_rank_order_and_adds_the_residual_once() {
+    const F32: DType = DType::F32;
     for world in [2, 3, 8] {
         for columns in [1, 16, 37, 64] {
-            for (dtype, flagged, residual) in [
-                (DType::F32, false, true),
-                (DType::Bf16, false, false),
-                (DType::F32, true, true),
-                (DType::F16, true, false),
+            for (dtype, summands, flagged, residual) in [
+                (F32, F32, false, true),
+                (DType::Bf16, F32, false, false),
+                (F32, F32, true, true),
+                (DType::F16, F32, true, false),
+                (F32, DType::Bf16, false, true),
+                (F32, DType::F16, false, true),
+                (DType::Bf16, DType::Bf16, false, false),
+                (DType::F16, DType::F16, false, true),
+                (F32, DType::F16, false, false),
             ] {
+                let rank = world / 2;
                 let setup =
-                    Setup { world, rank: world / 2, rows: 5, used: 3, columns, dtype, flagged, residual };
+                    Setup { world, rank, rows: 5, used: 3, columns, dtype, summands, flagged, residual };
                 for isa in Isa::ALL {
                     isa.with(|| {
                         let mut operands = setup.operands();
@@ -154,6 +170,7 @@ fn waits_for_every_word_of_its_own_write() {
                 used: 2,
                 columns: 37,
                 dtype: DType::F32,
+                summands: DType::F32,
                 flagged: true,
                 residual: true,
             };
@@ -208,6 +225,7 @@ fn all_rows_count_where_words_are_refreshed() {
         used: 3,
         columns: 16,
         dtype: DType::F32,
+        summands: DType::F32,
         flagged: true,
         residual: false,
     };
@@ -236,6 +254,7 @@ fn a_word_that_never_comes_ends_in_the_deadline() {
         used: 1,
         columns: 16,
         dtype: DType::F32,
+        summands: DType::F32,
         flagged: true,
         residual: false,
     };
@@ -258,6 +277,7 @@ fn a_block_of_rows_counts_the_rows_before_it() {
             used,
             columns: 37,
             dtype: DType::F32,
+            summands: DType::F32,
             flagged: false,
             residual: true,
         };
