@@ -5,7 +5,8 @@ mod builder_support;
 
 use builder_support::*;
 use serde_json::json;
-use taskgraph::task_graph::core_types;
+use std::collections::BTreeMap;
+use taskgraph::task_graph::{Operand, core_types};
 use taskgraph::*;
 
 const EVEN: Split = Split::Even { unit: 1 };
@@ -223,4 +224,103 @@ fn many_rows_are_summed_in_blocks_of_rows() {
             }
         }
     }
+}
+
+/// The operators that sum, and the types of their own and of received summands.
+fn summed(graph: &TaskGraph) -> BTreeMap<String, Vec<DType>> {
+    let sums = graph.tasks.iter().filter(|t| graph.type_name(t) == core_types::REDUCE);
+    let dtype = |operand: &Operand| graph.tensors[operand.tensor as usize].dtype;
+    sums.map(|t| (graph.op_name(t).to_string(), graph.inputs(t)[..2].iter().map(dtype).collect())).collect()
+}
+
+/// Ranks send summands in the type in which their producer writes them. The sum has that type too, unless it includes a residual.
+#[test]
+fn summands_are_sent_in_their_own_type() {
+    for (dtype, rows, worlds) in [(DType::F16, 4, 1..=4), (DType::Bf16, 140, 2..=2)] {
+        let mut g = OpGraph::new("rounded", capacity());
+        let x = g.input("x", DType::F32, &[rows, 16]);
+        let [a, b, c] = ["a", "b", "c"].map(|name| {
+            let w = g.weight(&format!("w_{name}"), dtype, &[48, 16], Some((1, EVEN)));
+            g.op(name, "linear", &[x, w], attrs(json!({"output_dtype": dtype.name()})))
+        });
+        let scaled = g.op("scaled", "scale", &[a], Attrs::new());
+        let residual = g.input("residual", DType::F32, &[rows, 48]);
+        let sum = g.op("sum", "allreduce", &[b, residual], Attrs::new());
+        let shard = json!({"shard": {"dim": 0, "kind": "even"}, "dtype": "f32"});
+        let share = g.op("share", "reduce_scatter", &[c], attrs(shard));
+        for tensor in [scaled, sum, share] {
+            g.tensor_mut(tensor).output = true;
+        }
+        for world in worlds {
+            for o in every_option(world, 3) {
+                let graphs = check(&g, &o);
+                for graph in graphs.iter().filter(|_| world > 1) {
+                    let found = summed(graph);
+                    assert_eq!(found.keys().collect::<Vec<_>>(), ["a.allreduce", "share", "sum"], "{o:?}");
+                    assert!(found.values().all(|types| *types == [dtype; 2]), "{o:?}: {found:?}");
+                }
+                let of = |name: &str| graphs[0].tensors.iter().find(|t| t.name == name).unwrap().dtype;
+                assert_eq!((of("scaled"), of("sum"), of("share")), (dtype, DType::F32, DType::F32));
+                let builder = Builder::new(&g, &registry(), &o).unwrap();
+                let notes = builder.notes().iter().filter(|n| n.contains("only f32 can be pushed"));
+                let expected = if o.allreduce == Allreduce::OneShot && world > 1 { 2 } else { 0 };
+                assert_eq!(notes.count(), expected, "{:?}", builder.notes());
+            }
+        }
+    }
+}
+
+/// An `add` becomes the residual of an allreduce that was inserted, whatever the type of the summands.
+#[test]
+fn a_residual_is_added_to_rounded_summands() {
+    let mut g = OpGraph::new("residual", capacity());
+    let x = g.input("x", DType::F32, &[4, 48]);
+    let w = g.weight("w", DType::Bf16, &[48, 48], Some((1, EVEN)));
+    let a = g.op("a", "linear", &[x, w], attrs(json!({"output_dtype": "bf16"})));
+    let y = g.op("y", "add", &[x, a], Attrs::new());
+    g.tensor_mut(y).output = true;
+    for world in [2, 3] {
+        for o in every_option(world, 3) {
+            assert_eq!(op_types(&g, &o), ["slice", "linear", "allreduce"]);
+            let graphs = check(&g, &o);
+            assert_eq!(summed(&graphs[0])["a.allreduce"], [DType::Bf16; 2]);
+            assert_eq!(graphs[0].tensors.iter().find(|t| t.name == "y").unwrap().dtype, DType::F32);
+        }
+    }
+}
+
+/// Over nodes, summands travel within a node in their own type. The sums of nodes are f32.
+#[test]
+fn sums_of_nodes_are_not_rounded() {
+    let mut g = OpGraph::new("nodes", capacity());
+    let x = g.input("x", DType::F32, &[4, 16]);
+    let w = g.weight("w", DType::Bf16, &[48, 16], Some((1, EVEN)));
+    let a = g.op("a", "linear", &[x, w], attrs(json!({"output_dtype": "bf16"})));
+    let y = g.op("y", "scale", &[a], Attrs::new());
+    g.tensor_mut(y).output = true;
+    let o = BuildOptions {
+        nodes: vec![0, 0, 1, 1],
+        allreduce: Allreduce::Hierarchical,
+        ..BuildOptions::new(4, Target::cpu(3))
+    };
+    // `check` expects a slot for each rank, but here there is one for each rank of the node.
+    let graphs = build_all(&g, &registry(), &o).unwrap();
+    taskgraph::verify::verify(&graphs).unwrap();
+    for graph in graphs {
+        let of = |name: &str| graph.tensors.iter().find(|t| t.name == name).unwrap().dtype;
+        let found = ["a.received", "a.of_node", "a.of_nodes", "y"].map(of);
+        assert_eq!(found, [DType::Bf16, DType::F32, DType::F32, DType::Bf16]);
+    }
+}
+
+#[test]
+fn whole_numbers_are_not_summed() {
+    let mut g = OpGraph::new("integers", capacity());
+    let x = g.input("x", DType::I32, &[4, 16]);
+    g.tensor_mut(x).sharding = Sharding::Partial;
+    let y = g.op("y", "allreduce", &[x], Attrs::new());
+    g.tensor_mut(y).output = true;
+    let o = BuildOptions::new(2, Target::cpu(2));
+    let error = build_all(&g, &registry(), &o).unwrap_err().to_string();
+    assert!(error.contains("allreduce sums f32, bf16 or f16, but `x` is i32; let its producer"), "{error}");
 }

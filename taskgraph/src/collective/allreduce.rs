@@ -15,8 +15,10 @@ use crate::task_type::{Need, OpError, OpView, OperandView, ShardRule, TensorType
 use crate::tuning::Knob;
 use crate::words::counted;
 
-/// `allreduce(x [, residual])`: the sum of a partial f32 tensor `[rows, columns]` over the ranks, in rank order. The residual is
+/// `allreduce(x [, residual])`: the sum of a partial tensor `[rows, columns]` over the ranks, in rank order. The residual is
 /// added once. Attribute `dtype` (`f32`, `bf16`, `f16`): element type of the result; the default is f32.
+///
+/// The summands may be f32, bf16 or f16, and ranks send them in that type. They are summed in f32.
 ///
 /// All lowerings sum in rank order and give the same bits, except `hierarchical`: it first sums each node's ranks, then the nodes.
 #[derive(Debug)]
@@ -77,7 +79,7 @@ impl Collective for AllReduce {
     }
 
     fn reshards(&self, tensor: &OperandView<'_>, to: &Sharding) -> Option<Attrs> {
-        (can_sum(tensor) && *to == Sharding::Replicated).then(Attrs::new)
+        (can_sum(tensor) && *to == Sharding::Replicated).then(|| sum_attrs(tensor))
     }
 
     fn alone(&self, op: &OpView<'_>) -> Alone {
@@ -89,7 +91,8 @@ impl Collective for AllReduce {
         }
     }
 
-    /// Includes a sum of the result and a residual. The residual is added once, after the ranks' summands.
+    /// Includes a sum of the result and a residual. The residual is added once, after the ranks' summands. A result in their type
+    /// is then not rounded before, as in `linear_with_residual`.
     fn absorb(&self, op: &OpView<'_>, consumer: &Consumer<'_>) -> Option<Attrs> {
         // a + b equals b + a bit for bit, so the allreduce may be either operand.
         let residual = consumer.view.inputs.get(1 - consumer.input.min(1))?;
@@ -97,7 +100,7 @@ impl Collective for AllReduce {
         let fits = consumer.is_sum
             && consumer.view.inputs.len() == 2
             && op.inputs.len() == 1
-            && sum.dtype == DType::F32
+            && (sum.dtype == DType::F32 || sum.dtype == op.inputs[0].ty.dtype)
             && residual.ty.dtype == DType::F32
             && *residual.sharding == Sharding::Replicated
             && residual.ty.dims == sum.dims
@@ -120,6 +123,7 @@ impl Collective for AllReduce {
                 columns,
                 tiles: tiles(way, &op.options.target, columns, world),
                 rows_kind: rows_kind(source.ty.rows),
+                dtype: source.ty.dtype,
                 residual: op.view.inputs.len() == 2,
                 nodes: &op.options.nodes,
             };
@@ -149,6 +153,7 @@ impl Collective for AllReduce {
             shares,
             blocks,
             rows_kind: rows_kind(source.ty.rows),
+            dtype: source.ty.dtype,
             residual: op.view.inputs.len() == 2,
             world,
             way,
@@ -168,7 +173,7 @@ impl Collective for AllReduce {
                 lowered.steps.push(sum.reduce(Operand::Buffer(0)));
             }
             Way::CopyReduce | Way::TwoShot | Way::Hierarchical => {
-                lowered.buffers.push(received(DType::F32, true));
+                lowered.buffers.push(received(source.ty.dtype, true));
                 lowered.steps.push(sum.to_owners());
                 lowered.steps.push(sum.reduce(Operand::Buffer(0)));
                 if way == Way::TwoShot && op.rows != SumRows::Kept {
@@ -188,12 +193,12 @@ impl Collective for AllReduce {
     }
 }
 
-/// The element type of a sum over the ranks, for collectives with an f32 input `[rows, columns]`.
+/// The element type of a sum over the ranks, for collectives with an input `[rows, columns]`.
 pub(super) fn sum_type(name: &str, op: &OpView<'_>) -> Result<DType, OpError> {
     let input = &op.inputs[0];
-    if input.ty.dtype != DType::F32 {
+    if !input.ty.dtype.is_float() {
         return Err(OpError(format!(
-            "{name} sums f32 tensors, but `{}` is {}; let its producer write f32",
+            "{name} sums f32, bf16 or f16, but `{}` is {}; let its producer write one of these",
             input.name, input.ty.dtype
         )));
     }
@@ -212,7 +217,13 @@ pub(super) fn sum_type(name: &str, op: &OpView<'_>) -> Result<DType, OpError> {
 
 /// True if a collective can sum the tensor over the ranks.
 pub(super) fn can_sum(tensor: &OperandView<'_>) -> bool {
-    *tensor.sharding == Sharding::Partial && tensor.ty.dtype == DType::F32 && tensor.ty.dims.len() == 2
+    *tensor.sharding == Sharding::Partial && tensor.ty.dtype.is_float() && tensor.ty.dims.len() == 2
+}
+
+/// The attributes with which the sum of a tensor has its type, so that readers get what they expect.
+pub(super) fn sum_attrs(tensor: &OperandView<'_>) -> Attrs {
+    let dtype = Some(tensor.ty.dtype).filter(|&dtype| dtype != DType::F32);
+    dtype.map(|dtype| ("dtype".to_string(), dtype.name().into())).into_iter().collect()
 }
 
 /// Checks that the first input is partial.
@@ -234,7 +245,10 @@ fn choose(op: &CollectiveOp<'_>, notes: &mut Vec<String>) -> Way {
     let last_node = options.nodes.iter().max().copied().unwrap_or(0);
     // Hierarchical saves network traffic only if there is a node with several ranks.
     let over_nodes = last_node > 0 && last_node + 1 < world;
-    let bytes = source.ty.dims.iter().product::<u64>() * 4;
+    let dtype = source.ty.dtype;
+    let bytes = source.ty.dims.iter().product::<u64>() * dtype.size();
+    // A flagged word holds an f32.
+    let can_push = op.can_push && dtype == DType::F32;
     let mut way = match options.allreduce {
         Allreduce::CopyReduce => Way::CopyReduce,
         Allreduce::OneShot => Way::OneShot,
@@ -249,18 +263,19 @@ fn choose(op: &CollectiveOp<'_>, notes: &mut Vec<String>) -> Way {
             other
         }
         Allreduce::Auto if over_nodes => Way::Hierarchical,
-        Allreduce::Auto if bytes <= options.target.tuned(&ONE_SHOT_BYTES) && op.can_push => Way::OneShot,
+        Allreduce::Auto if bytes <= options.target.tuned(&ONE_SHOT_BYTES) && can_push => Way::OneShot,
         Allreduce::Auto if options.target.backend == Backend::Cuda => Way::TwoShot,
         Allreduce::Auto => Way::CopyReduce,
     };
     let large = options.allreduce == Allreduce::OneShot && bytes > MOST_ONE_SHOT_BYTES;
-    if way == Way::OneShot && (large || !op.can_push) {
+    if way == Way::OneShot && (large || !can_push) {
         let (other, name) = match options.target.backend {
             Backend::Cuda => (Way::TwoShot, "two-shot"),
             Backend::Cpu => (Way::CopyReduce, "copy-reduce"),
         };
         let why = match op.can_push {
-            true => format!("it is larger than {} MiB", MOST_ONE_SHOT_BYTES >> 20),
+            true if can_push => format!("it is larger than {} MiB", MOST_ONE_SHOT_BYTES >> 20),
+            true => format!("its input is {dtype}, and only f32 can be pushed"),
             false => "the producer of its input cannot push it".to_string(),
         };
         notes.push(format!("`{}`: {why}, so {name} replaces one-shot", op.view.name));

@@ -3,7 +3,8 @@
 //!
 //! Column tiles are distributed over the ranks of a node. The owner of a tile adds its node's summands in rank order, then the nodes'
 //! sums in the order of nodes, then the residual. All ranks get the owner's bits, and all owners of a tile compute the same bits.
-//! They differ from those of a sum in rank order over all ranks, unless every node has one rank.
+//! They differ from those of a sum in rank order over all ranks, unless every node has one rank. The sums of nodes travel as f32,
+//! whatever the type of the summands.
 
 use super::contract::{Buffer, Exchange, Lowered, Operand, Send, Step, TaskStep};
 use crate::dtype::DType;
@@ -18,6 +19,8 @@ pub(super) struct Hierarchical<'a> {
     pub columns: u32,
     pub tiles: Vec<Range<u32>>,
     pub rows_kind: u32,
+    /// Element type of the summands.
+    pub dtype: DType,
     pub residual: bool,
     /// The node of each rank, counted from 0.
     pub nodes: &'a [u32],
@@ -80,17 +83,17 @@ impl Hierarchical<'_> {
     /// The steps.
     pub fn lower(&self) -> Lowered {
         let largest = (0..self.count()).map(|node| self.members(node).len()).max().unwrap_or(1) as u32;
-        let buffer = |suffix, slots: Option<u32>| Buffer {
+        let buffer = |suffix, dtype, slots: Option<u32>| Buffer {
             suffix,
-            dtype: DType::F32,
+            dtype,
             dims: slots.into_iter().chain([self.rows, self.columns]).collect(),
             by_sender: false,
         };
         Lowered {
             buffers: vec![
-                buffer(".received", Some(largest)),
-                buffer(".of_node", None),
-                buffer(".of_nodes", Some(self.count())),
+                buffer(".received", self.dtype, Some(largest)),
+                buffer(".of_node", DType::F32, None),
+                buffer(".of_nodes", DType::F32, Some(self.count())),
             ],
             steps: vec![
                 self.to_owners(),

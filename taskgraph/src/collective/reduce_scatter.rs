@@ -1,19 +1,18 @@
 //! `reduce_scatter`: gives each rank its share of the sum of a partial tensor over the ranks.
 
-use super::allreduce::{SUM, can_sum, check_partial, sum_type};
+use super::allreduce::{SUM, can_sum, check_partial, sum_attrs, sum_type};
 use super::contract::{Buffer, Collective, CollectiveOp, Exchange, Lowered, Operand, Send, Step, TaskStep};
 use super::moves::{Move, local_copies, moves, rows_kind_of_blocks, split_dim};
 use super::slice::{SHARD, shard_attribute, shard_attrs};
 use crate::attribute::Attribute;
-use crate::dtype::DType;
 use crate::op_graph::Attrs;
 use crate::region::Region;
 use crate::split::Sharding;
 use crate::task_graph::core_types;
 use crate::task_type::{Access, Need, OpError, OpView, OperandView, ShardRule, TaskSpec, TensorType};
 
-/// `reduce_scatter(x)`: the sum of a partial f32 tensor `[rows, columns]` over the ranks, in rank order. Each rank gets its share
-/// of the result. Attributes: `shard`, written as for a tensor, is the split of the result; `dtype` (`f32`, `bf16`, `f16`) is the
+/// `reduce_scatter(x)`: the sum of a partial tensor `[rows, columns]` over the ranks, in rank order. Each rank gets its share
+/// of the result. The summands may be f32, bf16 or f16; they are summed in f32. Attributes: `shard`, written as for a tensor, is the split of the result; `dtype` (`f32`, `bf16`, `f16`) is the
 /// element type of the result, f32 by default.
 #[derive(Debug)]
 pub struct ReduceScatter;
@@ -46,7 +45,8 @@ impl Collective for ReduceScatter {
     }
 
     fn reshards(&self, tensor: &OperandView<'_>, to: &Sharding) -> Option<Attrs> {
-        (can_sum(tensor) && split_dim(to).is_some()).then(|| shard_attrs(to))
+        let sums = can_sum(tensor) && split_dim(to).is_some();
+        sums.then(|| shard_attrs(to).into_iter().chain(sum_attrs(tensor)).collect())
     }
 
     fn lower(&self, op: &CollectiveOp<'_>) -> Result<Lowered, OpError> {
@@ -91,7 +91,7 @@ impl Collective for ReduceScatter {
                 task.reads.push(Access::new(0, m.source));
                 task.reads.push(Access::new(1, if world == 1 { m.source } else { received }));
                 task.writes.push(Access::new(0, m.target));
-                task.cost = m.target.volume() * 4 * u64::from(world + 2);
+                task.cost = m.target.volume() * (input.ty.dtype.size() * u64::from(world) + 8);
                 task
             };
             list.iter().map(sum).collect()
@@ -136,7 +136,7 @@ impl Collective for ReduceScatter {
             completes: None,
         });
         let dims = vec![world, room[0], room[1]];
-        let received = Buffer { suffix: ".received", dtype: DType::F32, dims, by_sender: true };
+        let received = Buffer { suffix: ".received", dtype: input.ty.dtype, dims, by_sender: true };
         Ok(Lowered { buffers: vec![received], steps: vec![exchange, reduce], ..Lowered::default() })
     }
 }

@@ -1,6 +1,7 @@
 //! How an allreduce sums: which rank sums which tile, and the steps that send and sum tiles.
 
 use super::contract::{Exchange, Operand, Send, Step, TaskStep};
+use crate::dtype::DType;
 use crate::region::Region;
 use crate::target::Target;
 use crate::task_graph::core_types;
@@ -94,6 +95,8 @@ pub(super) struct Sum {
     /// Blocks of rows. Each tile is summed separately in each block.
     pub blocks: Vec<Range<u32>>,
     pub rows_kind: u32,
+    /// Element type of the summands.
+    pub dtype: DType,
     pub residual: bool,
     pub world: u32,
     pub way: Way,
@@ -243,7 +246,7 @@ impl Sum {
                 }
                 task.writes.push(Access::new(0, own));
                 task.args[0] = own.lo[0] as i32;
-                task.cost = own.volume() * 4 * u64::from(self.world + 2);
+                task.cost = own.volume() * (self.dtype.size() * u64::from(self.world) + 8);
                 tasks.push(task);
             }
             tasks

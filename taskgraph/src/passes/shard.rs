@@ -256,7 +256,7 @@ fn no_way(tensor: &Tensor, to: &Sharding) -> String {
     let place = if *to == Sharding::Replicated { "on every rank" } else { "split over the ranks" };
     match (&tensor.sharding, &tensor.role) {
         (Sharding::Partial, _) => format!(
-            "must be summed over the ranks, which needs f32 [rows, columns]; it is {} {:?}",
+            "must be summed over the ranks, which needs f32, bf16 or f16 [rows, columns]; it is {} {:?}",
             tensor.dtype, tensor.dims
         ),
         (_, Role::Weight { .. }) => {

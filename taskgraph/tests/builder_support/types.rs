@@ -20,12 +20,18 @@ impl TaskType for Linear {
     fn name(&self) -> &'static str {
         self.name
     }
+    fn attributes(&self) -> &'static [Attribute] {
+        LINEAR_ATTRIBUTES
+    }
     fn infer(&self, op: &OpView<'_>) -> Result<Vec<TensorType>, OpError> {
         let (x, w) = (&op.inputs[0].ty, &op.inputs[1].ty);
         if x.dims[1] != w.dims[1] {
             return Err(OpError(format!("depth {} and {}", x.dims[1], w.dims[1])));
         }
-        Ok(vec![TensorType { dtype: DType::F32, dims: vec![x.dims[0], w.dims[0]], rows: x.rows }])
+        let dtype = op.attrs.get("output_dtype").cloned().map(serde_json::from_value);
+        let dtype = dtype.transpose().map_err(|e| OpError(e.to_string()))?.unwrap_or(DType::F32);
+        let dtype = if self.residual { DType::F32 } else { dtype };
+        Ok(vec![TensorType { dtype, dims: vec![x.dims[0], w.dims[0]], rows: x.rows }])
     }
     fn shard(&self, op: &OpView<'_>, _world: u32) -> Result<ShardRule, OpError> {
         let mut inputs = vec![Need::Replicated; op.inputs.len()];
@@ -138,6 +144,7 @@ const GRID_ATTRIBUTES: &[Attribute] = &[
     Attribute::new("read", AttributeKind::Any),
     Attribute::new("partial", AttributeKind::Any),
 ];
+const LINEAR_ATTRIBUTES: &[Attribute] = &[Attribute::new("output_dtype", AttributeKind::DType)];
 const RECORDS_ATTRIBUTES: &[Attribute] = &[Attribute::new("world", AttributeKind::Any)];
 
 fn numbers(op: &OpView<'_>, name: &str) -> Vec<u64> {
