@@ -4,8 +4,8 @@
 //! weight's type. The weight `[n, k]` is tiled. Bias `[n]` and residual `[rows, n]` (f32) are added to the f32 sums.
 //!
 //! Column-parallel weights (split on dimension 0) give split columns. Row-parallel weights (split on dimension 1) need
-//! `x` with the same split and give partial sums; only rank 0 adds the bias. Operands with other shardings are
-//! resharded.
+//! `x` with the same split and give partial sums, each rounded once to the output's type; only rank 0 adds the bias.
+//! Operands with other shardings are resharded.
 //!
 //! The output of a gated product `[gate | up]` is silu(gate) * up, half as wide. The attribute `activation` selects
 //! another gate than SiLU, as in `silu_mul`.
@@ -146,10 +146,11 @@ impl Family {
         if self.residual {
             dtype = DType::F32;
         }
-        if row_parallel && dtype != DType::F32 {
+        if row_parallel && dtype != DType::F32 && dtype != weight.ty.dtype {
             return Err(OpError(format!(
-                "the sums of the row-parallel `{}` are partial and must be f32, not {dtype}",
-                weight.name
+                "the partial sums of the row-parallel `{}` ({}) cannot be {dtype}; set `output_dtype` to f32 or to the \
+                 weight's type",
+                weight.name, weight.ty.dtype
             )));
         }
         Ok(vec![TensorType { dtype, dims: vec![rows, n / self.halves()], rows: rows_kind }])

@@ -63,9 +63,13 @@ fn take(values: &[f32], columns: usize, rows: &[usize], cols: &[usize]) -> Vec<f
     rows.iter().flat_map(|r| cols.iter().map(move |c| values[r * columns + c])).collect()
 }
 
-/// Runs `linear` on each rank with its share. Returns each rank's output.
+fn output_dtype(dtype: DType) -> Attrs {
+    [("output_dtype".to_string(), serde_json::Value::from(dtype.name()))].into_iter().collect()
+}
+
+/// Runs `linear` on each rank with its share. Returns each rank's output of type `dtype`.
 fn run_ranks(
-    world: u32,
+    (world, dtype): (u32, DType),
     rows: u32,
     x: (&[f32], &Sharding),
     weight: (&[f32], &Sharding, u64, u64),
@@ -77,9 +81,9 @@ fn run_ranks(
         operand("w", DType::Bf16, &[n, k], w_sharding.clone()),
         operand("b", DType::Bf16, &[n], bias.1.clone()),
     ];
-    let attrs: Attrs = [("output_dtype".to_string(), serde_json::Value::from("f32"))].into_iter().collect();
+    let attrs = output_dtype(dtype);
     let global = view(&attrs, &operands, rows);
-    LINEAR.infer(&global).unwrap();
+    assert_eq!(LINEAR.infer(&global).unwrap()[0].dtype, dtype);
     let every = |count: u64| (0..count as usize).collect::<Vec<_>>();
     let share = |rank: u32| {
         let own = |sharding: &Sharding, dim: usize, all: u64| match sharding {
@@ -96,11 +100,8 @@ fn run_ranks(
             TestTensor::weight(DType::Bf16, &dims, &take(w, k as usize, &w_rows, &w_columns)),
             TestTensor::weight(DType::Bf16, &[bias.len() as u32], &bias),
         ];
-        let output = TensorType {
-            dtype: DType::F32,
-            dims: vec![u64::from(rows), u64::from(dims[0])],
-            rows: Rows::Tokens,
-        };
+        let output =
+            TensorType { dtype, dims: vec![u64::from(rows), u64::from(dims[0])], rows: Rows::Tokens };
         let local = LocalOp {
             global: &global,
             inputs: inputs.iter().map(TestTensor::ty).collect(),
@@ -109,7 +110,7 @@ fn run_ranks(
             world,
         };
         let partition = LINEAR.partition(&local, &Target::cpu(3)).unwrap();
-        let mut output = TestTensor::poisoned(DType::F32, &[rows, dims[0]]);
+        let mut output = TestTensor::poisoned(dtype, &[rows, dims[0]]);
         assert_covered_once(&partition, 0, &output.dims);
         for spec in &partition.tasks {
             let task = TestTask {
@@ -139,14 +140,21 @@ fn shares_of_the_ranks_make_up_the_whole() {
     let all = Sharding::Replicated;
     for world in [1u32, 2, 3, 5, 8] {
         // row-parallel: the partial sums add up, and the bias is counted once
-        let outputs =
-            run_ranks(world, rows, (&x, &parts(1, &[k])), (&w, &parts(1, &[k]), n, k), (&bias, &all));
+        let split = parts(1, &[k]);
+        let partial_sums =
+            |dtype| run_ranks((world, dtype), rows, (&x, &split), (&w, &split, n, k), (&bias, &all));
+        let outputs = partial_sums(DType::F32);
         let sum: Vec<f32> = (0..expected.len()).map(|i| outputs.iter().map(|o| o[i]).sum()).collect();
         assert_close(&sum, &expected, 4e-6, 4.0, "row-parallel");
+        // each is rounded once if it is asked for
+        for (part, whole) in partial_sums(DType::Bf16).iter().zip(&outputs) {
+            assert_eq!(*part, rounded(DType::Bf16, whole));
+        }
 
         // column-parallel in three parts: every column on exactly one rank
         let columns = parts(0, &[100, 53, 50]);
-        let outputs = run_ranks(world, rows, (&x, &all), (&w, &columns, n, k), (&bias, &columns));
+        let outputs =
+            run_ranks((world, DType::F32), rows, (&x, &all), (&w, &columns, n, k), (&bias, &columns));
         let mut seen = vec![0; n as usize];
         for (rank, output) in outputs.iter().enumerate() {
             let held = held(&columns, rank as u32, world, n);
@@ -178,8 +186,13 @@ fn shardings_follow_the_weight() {
     assert_eq!((rule.inputs, rule.outputs), (wanted, vec![Sharding::Partial]));
     let rule = SILU_MUL.shard(&view(&attrs, &operands, 2), 1).unwrap();
     assert_eq!(rule.outputs, [Sharding::Replicated]);
-    // the partial sums are f32 whatever the weight's type is
+    // by default the partial sums are f32 whatever the weight's type is
     assert_eq!(SILU_MUL.infer(&view(&attrs, &operands, 2)).unwrap()[0].dtype, DType::F32);
+    let refused = SILU_MUL.infer(&view(&output_dtype(DType::F16), &operands, 2)).unwrap_err();
+    assert_eq!(
+        refused.0,
+        "the partial sums of the row-parallel `w` (bf16) cannot be f16; set `output_dtype` to f32 or to the weight's type"
+    );
 
     let heads = Sharding::split(1, 32, Split::Queries { heads: 4, head_dim: 8 });
     // If the split of x differs from the weight's, x is exchanged first.

@@ -132,8 +132,7 @@ pub fn expand(product: &Product, op: &LocalOp<'_>, target: &Target) -> Option<Ex
     let (x, weight, out) = (&op.inputs[0], &op.inputs[product.weight], &op.outputs[0]);
     let rows = *op.global.outputs[0].ty.dims.first()?;
     let whole = &op.global.inputs[product.weight].ty.dims;
-    let partial =
-        op.world > 1 && contract::split_columns(op.global.inputs[product.weight].sharding).is_some();
+    let partial = is_partial(product, op);
     let least = match partial {
         true => &LEAST_PARTIAL_ROWS,
         false if is_tall(rows, op.world, target) => &LEAST_TALL_ROWS,
@@ -205,6 +204,11 @@ pub fn expand(product: &Product, op: &LocalOp<'_>, target: &Target) -> Option<Ex
     Some(Expansion { temporaries, ops })
 }
 
+/// Whether each rank has a part of every sum.
+fn is_partial(product: &Product, op: &LocalOp<'_>) -> bool {
+    op.world > 1 && contract::split_columns(op.global.inputs[product.weight].sharding).is_some()
+}
+
 /// How many tasks share the k of a tile, if readers do not add the parts themselves.
 fn parts(product: &Product, op: &LocalOp<'_>, target: &Target) -> u32 {
     let (out, weight) = (&op.outputs[0], &op.inputs[product.weight]);
@@ -217,7 +221,7 @@ fn parts(product: &Product, op: &LocalOp<'_>, target: &Target) -> u32 {
         && FEW.iter().all(|few| *rows > u64::from(few.width))
         && *rows <= target.tuned(&MOST_QUARTERED_ROWS)
         && *k >= target.tuned(if out.dtype == DType::F32 { &LEAST_QUARTERED } else { &LEAST_ROUNDED })
-        && (out.dtype == DType::F32 || op.world == 1);
+        && (out.dtype == DType::F32 || op.world == 1 || is_partial(product, op));
     if !fits {
         return 1;
     }

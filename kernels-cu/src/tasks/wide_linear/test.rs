@@ -24,6 +24,11 @@ fn attrs(value: serde_json::Value) -> Attrs {
 
 /// A norm, a gated MLP and its residual, as in a decoder's layer.
 fn mlp(rows: u32, intermediate: u64) -> OpGraph {
+    mlp_with_sums(rows, intermediate, DType::F32)
+}
+
+/// The same with partial sums of this type.
+fn mlp_with_sums(rows: u32, intermediate: u64, sums: DType) -> OpGraph {
     let hidden = 128u64;
     let mut graph = OpGraph::new("mlp", Capacity { rows, samples: 1, active: 1 });
     let mut add = |name: &str, dtype, dims: &[u64], rows, role, sharding| -> TensorId {
@@ -49,7 +54,7 @@ fn mlp(rows: u32, intermediate: u64) -> OpGraph {
     let normed = graph.op("normed", "rmsnorm", &[x, norm], Attrs::new());
     let product = graph.op("product", "linear", &[normed, gate_up], Attrs::new());
     let gated = graph.op("gated", "silu_mul", &[product], Attrs::new());
-    let branch = graph.op("branch", "linear", &[gated, down], attrs(json!({"output_dtype": "f32"})));
+    let branch = graph.op("branch", "linear", &[gated, down], attrs(json!({"output_dtype": sums.name()})));
     let out = graph.op("out", "add", &[branch, x], Attrs::new());
     graph.tensor_mut(out).output = true;
     graph
@@ -103,6 +108,37 @@ fn graphs_of_many_rows_have_wide_products_and_pass_the_verifier() {
                             assert_eq!(count(graph, "add") > 0, halved, "{what}");
                         }
                     }
+                }
+            }
+        }
+    }
+}
+
+/// Partial sums may be rounded. If several tasks share their k, the sum of the parts is rounded.
+#[test]
+fn rounded_partial_sums_are_sent_as_they_are() {
+    for (rows, intermediate, workers, parts) in [(300, 528, 132, 1), (100, 12416, 132, 4), (65, 528, 7, 1)] {
+        for world in [2, 3, 4] {
+            for placement in [Placement::Static, Placement::Dynamic] {
+                let target = Target { wide: true, ..Target::cpu(workers) };
+                let mut options = BuildOptions::new(world, target);
+                (options.allreduce, options.placement) = (Allreduce::TwoShot, placement);
+                let what = format!("{world} ranks, {rows} rows, {placement:?}");
+                let ops = mlp_with_sums(rows, intermediate, DType::Bf16);
+                let graphs = build_all(&ops, &registry(), &options).unwrap_or_else(|e| panic!("{what}: {e}"));
+                if let Err(violations) = verify(&graphs) {
+                    panic!("{what}: {}", violations[0]);
+                }
+                for graph in &graphs {
+                    let named = |name: &str| graph.tensors.iter().find(|t| t.name == name).map(|t| t.dtype);
+                    assert_eq!(named("branch"), Some(DType::Bf16), "{what}");
+                    assert_eq!(named("branch.received"), Some(DType::Bf16), "{what}");
+                    assert_eq!(named("out"), Some(DType::F32), "{what}");
+                    assert!(count(graph, "wide_linear") > 0, "{what}");
+                    // On four ranks, k is too short to be shared.
+                    let shared = parts > 1 && world < 4;
+                    assert_eq!(named("branch.first"), shared.then_some(DType::F32), "{what}");
+                    assert_eq!(count(graph, "add") > 0, shared, "{what}");
                 }
             }
         }
