@@ -213,6 +213,14 @@ fn an_allreduce_of_each_lowering_and_size() {
         );
         assert!(number(&found["us"]["median"]) > 0.0, "{found}");
     }
+    let rounded =
+        ["allreduce", "--repeats", "1", "--allreduce", "two-shot", "--allreduce-dtype", "activation"];
+    let found = object(bench(2, &rounded));
+    assert_eq!(
+        (&found["allreduce_dtype"], &found["verdict"]["right"]),
+        (&json!("activation"), &json!(true)),
+        "{found}"
+    );
 }
 
 #[test]

@@ -95,6 +95,43 @@ golden! {
     tiny_on_8_ranks: "tiny", 8, covering_choices;
 }
 
+/// Ranks may send summands in the activations' type. Then too, all placements and lowerings give the same bits, on wide products the
+/// same tokens, and log-probabilities within the tolerance. Words that are pushed are f32, so copies replace one-shot.
+#[test]
+fn rounded_summands_give_the_same_bits_whatever_the_lowering() {
+    for (name, ranks) in [("qwen3", 2), ("qwen2", 2), ("tiny", 2), ("llama", 4)] {
+        let fixture = Fixture::open(name);
+        let model = fixture.model();
+        let job = |placement, lowering| {
+            let job = Job::new(ranks).arg(model.path()).args(["--logprobs", "5"]);
+            job.args(["--placement", placement, "--allreduce", lowering])
+        };
+        let rounded =
+            |placement, lowering| job(placement, lowering).args(["--allreduce-dtype", "activation"]);
+        let mut first: Option<RunJson> = None;
+        for (placement, lowering) in [
+            ("static", "copy-reduce"),
+            ("dynamic", "two-shot"),
+            ("static", "two-shot"),
+            ("dynamic", "one-shot"),
+        ] {
+            let what = format!("{name}, {ranks} ranks, {placement}, {lowering}, rounded");
+            let found = rounded(placement, lowering).run_json();
+            fixture.check(&found, &what);
+            match &first {
+                None => first = Some(found),
+                Some(first) => assert!(found.result() == first.result(), "{what}: other bits"),
+            }
+        }
+        let first = first.map(|run| run.result());
+        // Otherwise the option would have done nothing.
+        let of_f32 = job("static", "copy-reduce").run_json();
+        assert!(first != Some(of_f32.result()), "{name}: nothing was rounded");
+        let wide = rounded("static", "two-shot").env("MPK_DEBUG_WIDE", "1").run_json();
+        fixture.check(&wide, &format!("{name}, wide products"));
+    }
+}
+
 /// A run with static and dynamic graphs gives the same bits as a run with only one kind.
 #[test]
 fn static_and_dynamic_graphs_of_one_run_give_the_same_bits() {

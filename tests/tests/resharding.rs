@@ -102,6 +102,68 @@ fn x_is_resharded_as_the_weight_needs_it() {
     }
 }
 
+/// Rounds as a bf16 is rounded: to the nearest, ties to even.
+fn bf16(value: f64) -> f64 {
+    let bits = (value as f32).to_bits();
+    let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1)) & 0xffff_0000;
+    f64::from(f32::from_bits(rounded))
+}
+
+/// A row-parallel product may write its partial sums as bf16. Each rank's is rounded once, also the one that is not sent, and
+/// then they are summed in f32.
+#[test]
+fn partial_sums_are_rounded_before_they_are_summed() {
+    let (k, n) = (24, 100);
+    let (x, w, residual) = (exact(17, ROWS * k), exact(18, n * k), exact(19, ROWS * n));
+    let tensors = [
+        tensor("x", "input", "bf16", &[ROWS, k], &x, json!("replicated")),
+        tensor("w", "weight", "bf16", &[n, k], &w, even(1)),
+        tensor("residual", "input", "f32", &[ROWS, n], &residual, json!("replicated")),
+        tensor("v", "weight", "bf16", &[n, k], &w, even(1)),
+    ];
+    let rounded = json!({"output_dtype": "bf16"});
+    let ops = [
+        op("linear", &["x", "w"], &["h"], rounded.clone()),
+        op("add", &["h", "residual"], &["sum"], json!({})),
+        op("linear", &["x", "v"], &["g"], rounded),
+        op("reduce_scatter", &["g"], &["share"], json!({"shard": even(0), "dtype": "f32"})),
+    ];
+    let model = graph(&tensors, &ops, &["sum", "share"]);
+    for ranks in [2, 3, 4] {
+        let of_rank = |rank: usize| {
+            let columns = rank * k / ranks..(rank + 1) * k / ranks;
+            let take = |all: &[f64]| -> Vec<f64> {
+                all.chunks(k).flat_map(|row| row[columns.clone()].to_vec()).collect()
+            };
+            reference::linear(&take(&x), &take(&w), k / ranks, None)
+        };
+        let parts: Vec<Vec<f64>> = (0..ranks).map(of_rank).collect();
+        let share: Vec<f64> = (0..ROWS * n).map(|i| parts.iter().map(|part| bf16(part[i])).sum()).collect();
+        let sum: Vec<f64> = share.iter().zip(&residual).map(|(a, b)| a + b).collect();
+        check(&model, &[ranks as u32], "sum", &sum, 1e-6);
+        check(&model, &[ranks as u32], "share", &share, 1e-6);
+    }
+    // On one rank, the product is not rounded before its residual is added.
+    let whole = reference::linear(&x, &w, k, None);
+    let sum: Vec<f64> = whole.iter().zip(&residual).map(|(a, b)| a + b).collect();
+    check(&model, &[1], "sum", &sum, 1e-6);
+    check(&model, &[1], "share", &whole.iter().map(|v| bf16(*v)).collect::<Vec<_>>(), 1e-6);
+}
+
+#[test]
+fn partial_sums_of_other_types_are_refused() {
+    let tensors = [
+        tensor("x", "input", "bf16", &[ROWS, 4], &exact(20, ROWS * 4), json!("replicated")),
+        tensor("w", "weight", "bf16", &[4, 4], &exact(21, 16), even(1)),
+    ];
+    let ops = [op("linear", &["x", "w"], &["y"], json!({"output_dtype": "f16"}))];
+    let model = graph(&tensors, &ops, &["y"]);
+    let run = Job::new(2).arg(model.path()).run().expect(2).expect_nothing_left();
+    let wanted =
+        "the partial sums of the row-parallel `w` (bf16) cannot be f16; set `output_dtype` to f32 or to";
+    assert!(run.stderr.contains(wanted), "{}", run.stderr);
+}
+
 #[test]
 fn collectives_of_the_users_own() {
     let (k, n) = (21, 40);

@@ -45,7 +45,7 @@ pub fn run(args: &Args) -> Result<(), AppError> {
             check_ranks(source, ranks)?;
             let sizes = model.sizes_on(&source.config, &target)?;
             let top_k = args.logprobs.min(source.config.vocab_size);
-            let options = GraphOptions::new(&source.config, model.runtime.embedding, top_k, ranks, &target)
+            let options = GraphOptions::new(&source.config, &model.runtime, top_k, ranks, &target)
                 .with_sampling(!args.sampling.in_force(&model, source)?.sampling.is_greedy());
             (families::op_graphs(&source.config, &sizes, &options), families::main_graph_name(&sizes))
         }

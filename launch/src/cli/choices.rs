@@ -93,6 +93,15 @@ choices! {
         /// For several nodes: reduce within each node, exchange between nodes, broadcast within each node.
         Hierarchical,
     }
+    /// The type in which ranks send the summands of an allreduce.
+    AllreduceDtype for model_json::AllreduceDtype {
+        /// On GPUs, the activations' type for prompts in graphs of 256 rows or more; otherwise f32.
+        Auto,
+        /// Always f32.
+        F32,
+        /// The activations' type in all graphs. Only f32 can be pushed, so another way replaces one-shot.
+        Activation,
+    }
 }
 
 /// Whether the values that `mpk-bench tune` found are used.
@@ -120,5 +129,6 @@ mod tests {
     fn choices_are_spelt_as_in_model_json() {
         spelt_alike::<Placement, model_json::Placement>();
         spelt_alike::<Allreduce, model_json::Allreduce>();
+        spelt_alike::<AllreduceDtype, model_json::AllreduceDtype>();
     }
 }

@@ -406,7 +406,7 @@ fn check_model(table: &mut Table, path: &Path, ranks: u32, gpus: &[Gpu]) -> Resu
     };
     let target = cuda_target(&row, &model)?;
     let sizes = model.sizes_on(&source.config, &target)?;
-    let options = GraphOptions::new(&source.config, model.runtime.embedding, 0, ranks, &target);
+    let options = GraphOptions::new(&source.config, &model.runtime, 0, ranks, &target);
     let ops = families::op_graphs(&source.config, &sizes, &options);
     let allreduce = crate::engine::graphs::allreduce(model.runtime.allreduce);
     let build = BuildOptions { allreduce, ..BuildOptions::new(ranks, target) };

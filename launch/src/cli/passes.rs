@@ -75,7 +75,7 @@ fn op_graph(wanted: &Wanted, target: &Target) -> Result<OpGraph, AppError> {
     let graphs = match ModelSource::open(&model)? {
         ModelSource::Model(source) => {
             let sizes = model.sizes(&source.config)?;
-            let options = GraphOptions::new(&source.config, model.runtime.embedding, 0, wanted.ranks, target);
+            let options = GraphOptions::new(&source.config, &model.runtime, 0, wanted.ranks, target);
             let graphs = families::op_graphs(&source.config, &sizes, &options);
             let main = families::main_graph_name(&sizes);
             let name = wanted.graph.clone().unwrap_or(main);

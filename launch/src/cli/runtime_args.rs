@@ -1,7 +1,7 @@
 //! Options on where and how a model is run, the same for all programs that run one.
 
 use crate::cli::choices::{
-    Allreduce, Backend, Bootstrap, Kv, Launch, Placement, PrefixCache, Transport, TuningTable,
+    Allreduce, AllreduceDtype, Backend, Bootstrap, Kv, Launch, Placement, PrefixCache, Transport, TuningTable,
 };
 use crate::engine::RunConfig;
 use crate::engine::config::BackendChoice;
@@ -43,6 +43,9 @@ pub struct RuntimeArgs {
     /// How an allreduce is carried out.
     #[arg(long, value_enum, help_heading = MACHINE)]
     pub allreduce: Option<Allreduce>,
+    /// The type in which ranks send the summands of an allreduce. Replaces runtime.allreduce_dtype of model.json.
+    #[arg(long, value_enum, value_name = "TYPE", help_heading = MACHINE)]
+    pub allreduce_dtype: Option<AllreduceDtype>,
     /// Number of workers of each rank. Default: its share of the node's cores, or its GPU's multiprocessors.
     #[arg(long, value_name = "W", help_heading = MACHINE)]
     pub workers: Option<u32>,
@@ -97,6 +100,7 @@ impl RuntimeArgs {
             max_seq_len: self.max_seq_len,
             placement: self.placement.map(Into::into),
             allreduce: self.allreduce.map(Into::into),
+            allreduce_dtype: self.allreduce_dtype.map(Into::into),
             prefill_share: self.prefill_share,
             kv: self.kv.map(Into::into),
             prefix_cache: self.prefix_cache.map(Into::into),

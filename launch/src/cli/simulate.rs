@@ -112,7 +112,7 @@ fn op_graph(args: &SimulateArgs, model: &ModelJson, target: &Target) -> Result<O
                     args.context, sizes.max_seq_len
                 )));
             }
-            let options = GraphOptions::new(&source.config, model.runtime.embedding, 0, args.ranks, target);
+            let options = GraphOptions::new(&source.config, &model.runtime, 0, args.ranks, target);
             (families::op_graphs(&source.config, &sizes, &options), families::main_graph_name(&sizes))
         }
         ModelSource::Graph { graph, .. } => {

@@ -3,7 +3,7 @@
 use super::*;
 use crate::model::families::{GraphOptions, op_graphs, parse_config};
 use crate::model::hf_config::WeightDtype;
-use crate::model::model_json::{Embedding, Sizes};
+use crate::model::model_json::{AllreduceDtype, Runtime, Sizes};
 use crate::model::shapes;
 use taskgraph::Target;
 use taskgraph::stats::stats;
@@ -17,6 +17,13 @@ struct Run {
     placement: Placement,
     chunk: u32,
     max_seq_len: u32,
+    allreduce_dtype: AllreduceDtype,
+}
+
+impl Run {
+    fn runtime(&self) -> Runtime {
+        Runtime { allreduce_dtype: self.allreduce_dtype, ..Runtime::default() }
+    }
 }
 
 /// The prefill graph of one slot, on H200s.
@@ -33,7 +40,7 @@ fn prefill(run: &Run) -> Builder {
         num_pages: pages,
         prefill_chunk: run.chunk,
     };
-    let options = GraphOptions::new(&config, Embedding::default(), 0, run.ranks, &target);
+    let options = GraphOptions::new(&config, &run.runtime(), 0, run.ranks, &target);
     let prefill = op_graphs(&config, &sizes, &options).pop().unwrap();
     assert_eq!(prefill.capacity.rows, run.chunk);
     let options = BuildOptions {
@@ -59,6 +66,7 @@ const BASE: Run = Run {
     placement: Placement::Static,
     chunk: 256,
     max_seq_len: 16384,
+    allreduce_dtype: AllreduceDtype::F32,
 };
 
 #[test]
@@ -86,6 +94,17 @@ fn a_prefill_of_2048_rows_has_room() {
     let (alone, _) = mebibytes(&Run { ranks: 1, allreduce: Allreduce::Auto, ..long });
     let (of_four, _) = mebibytes(&long);
     assert!(alone <= 400 && of_four <= 200, "{alone} MiB on one rank, {of_four} MiB on four");
+}
+
+/// Prompts on GPUs send their summands as bf16, which takes half the memory.
+#[test]
+fn rounded_summands_take_half_the_memory() {
+    let long = Run { ranks: 2, chunk: 2048, max_seq_len: 2048, ..BASE };
+    let (_, of_f32) = mebibytes(&long);
+    for allreduce_dtype in [AllreduceDtype::Auto, AllreduceDtype::Activation] {
+        let (_, rounded) = mebibytes(&Run { allreduce_dtype, ..long });
+        assert!(rounded < of_f32, "{allreduce_dtype:?}: {rounded} MiB instead of {of_f32}");
+    }
 }
 
 /// Several tasks share the k of some of these products. Their sums reach the next layer through several links.

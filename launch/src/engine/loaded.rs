@@ -191,7 +191,7 @@ fn tokens(
     let top_k = config.logprobs.min(source.config.vocab_size);
     world.phase("graphs");
     let building = Instant::now();
-    let options = GraphOptions::new(&source.config, model.runtime.embedding, top_k, world.size(), &target)
+    let options = GraphOptions::new(&source.config, &model.runtime, top_k, world.size(), &target)
         .with_sampling(sampling);
     let ops = families::op_graphs(&source.config, &sizes, &options);
     let build = together(world, build_options(config, &model, world.nodes(), target))?;

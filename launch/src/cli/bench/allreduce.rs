@@ -2,13 +2,14 @@
 //! the sum.
 //!
 //! The graph is a chain of links. A link is a linear that is split by columns, then a linear that is split by rows,
-//! whose f32 partial sums are reduced. The weights are powers of two, chosen so that each sum is exact, depends on every
-//! rank's part, and differs from the sums of the two links before: a buffer might still hold those. The times come from
-//! a timeline; each rank uses its own clock.
+//! whose partial sums are reduced (f32, or bf16 with `--allreduce-dtype activation`). The weights are powers of two,
+//! chosen so that each sum is exact, depends on every rank's part, and differs from the sums of the two links before: a
+//! buffer might still hold those. The times come from a timeline; each rank uses its own clock.
 
 use crate::cli::bench::own_graph::{all_equal, model, tensor, time};
 use crate::cli::bench::program::{Scratch, finish};
 use crate::cli::bench::samples::Samples;
+use crate::cli::choices::AllreduceDtype;
 use crate::cli::console::print_line;
 use crate::cli::program::{Failure, prepare, tell_once, with_console};
 use crate::cli::runtime_args::RuntimeArgs;
@@ -35,7 +36,7 @@ const TRACED: u32 = 20;
 /// What is timed.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Case {
-    /// Size of the sum in bytes (f32): a multiple of 64 up to 8,192, or a multiple of 8,192.
+    /// Size of the sum in bytes, if it is f32: a multiple of 64 up to 8,192, or a multiple of 8,192.
     #[arg(long, default_value_t = 8192)]
     pub bytes: usize,
     /// Number of repetitions. The median, minimum and maximum are reported.
@@ -67,7 +68,7 @@ impl Case {
 const VALUE: f64 = 1.5;
 
 /// model.json of the chain.
-fn chain(ranks: usize, rows: usize, columns: usize) -> String {
+fn chain(ranks: usize, rows: usize, columns: usize, sums: &str) -> String {
     let inner = INNER * ranks;
     let split = |mut tensor: Value, dim: usize| {
         tensor["shard"] = json!({"dim": dim, "kind": "even", "unit": INNER});
@@ -89,7 +90,7 @@ fn chain(ranks: usize, rows: usize, columns: usize) -> String {
         [
             json!({"op": "linear", "inputs": [from, "up"], "outputs": [inner], "attrs": {"output_dtype": "f32"}}),
             json!({"op": "linear", "inputs": [inner, format!("down{}", number % FACTORS.len())],
-                   "outputs": [sum], "attrs": {"output_dtype": "f32"}}),
+                   "outputs": [sum], "attrs": {"output_dtype": sums}}),
         ]
     };
     model(rows as u32, tensors, (0..LINKS).flat_map(link).collect(), &format!("y{}", LINKS - 1))
@@ -106,7 +107,9 @@ pub fn run(case: &Case) -> i32 {
             return Err(AppError::input(what));
         }
         prepare(&case.runtime)?;
-        Ok((ModelSpec::json(&chain(ranks, rows, columns))?, Scratch::new()?))
+        let rounded = case.runtime.allreduce_dtype == Some(AllreduceDtype::Activation);
+        let sums = if rounded { "bf16" } else { "f32" };
+        Ok((ModelSpec::json(&chain(ranks, rows, columns, sums))?, Scratch::new()?))
     });
     let (mut spec, scratch) = match prepared {
         Ok(prepared) => prepared,
@@ -145,6 +148,7 @@ fn measure(case: &Case, engine: &Engine) -> Result<Value, Failure> {
         "what": "allreduce",
         "bytes": case.bytes,
         "allreduce": info.model.runtime.allreduce,
+        "allreduce_dtype": info.model.runtime.allreduce_dtype,
         "placement": info.model.runtime.placements(),
         "backend": info.backend,
         "tp": info.ranks,
@@ -212,7 +216,7 @@ mod tests {
     #[test]
     fn shares_of_the_ranks_add_up_and_each_counts() {
         for ranks in 2..=8 {
-            let text: Value = serde_json::from_str(&chain(ranks, 1, 64)).unwrap();
+            let text: Value = serde_json::from_str(&chain(ranks, 1, 64, "f32")).unwrap();
             let down = text["graph"]["tensors"].as_array().unwrap().iter().find(|t| t["name"] == "down0");
             let values = down.unwrap()["data"]["values"].as_array().unwrap();
             let row: Vec<f64> = values[..INNER * ranks].iter().map(|v| v.as_f64().unwrap()).collect();

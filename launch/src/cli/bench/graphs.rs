@@ -3,7 +3,7 @@
 use crate::cli::bench::program;
 use crate::model::app_error::AppError;
 use crate::model::families::{self, GraphOptions};
-use crate::model::model_json::{Embedding, Sizes};
+use crate::model::model_json::{Runtime, Sizes};
 use crate::model::model_source::ModelSource;
 use serde::Serialize;
 use std::path::Path;
@@ -59,7 +59,7 @@ pub fn measure(
         num_pages: pages_per_slot * batch,
         prefill_chunk: 256,
     };
-    let options = GraphOptions::new(&config, Embedding::default(), 0, ranks, target);
+    let options = GraphOptions::new(&config, &Runtime::default(), 0, ranks, target);
     let capacity = Capacity { rows: batch, samples: batch, active: batch };
     let registry = kernels_cu::registry::registry();
     let build = BuildOptions { placement, allreduce, ..BuildOptions::new(ranks, target.clone()) };

@@ -127,6 +127,7 @@ fn measure(
             "batch": case.batch,
             "prompt": case.prompt,
             "chunk": info.model.runtime.prefill_chunk,
+            "allreduce_dtype": info.model.runtime.allreduce_dtype,
             "ms_median": median,
             "ms": ms,
             "tokens_per_s": 1e3 * tokens / median,

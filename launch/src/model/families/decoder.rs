@@ -53,6 +53,8 @@ impl Builder<'_> {
         let key_values = Split::KeyValues { heads, kv_heads, head_dim };
         let of_vocabulary = Split::Even { unit: 16 };
         let of_intermediate = Split::Even { unit: INTERMEDIATE_UNIT };
+        let partial_sums = options.partial_sums(c, self.graph.capacity);
+        let partial_sums = attrs(json!({"output_dtype": partial_sums.name()}));
         let rope = self.graph.add_tensor(Tensor {
             name: names::ROPE.into(),
             dtype: DType::F32,
@@ -122,7 +124,7 @@ impl Builder<'_> {
             if c.output_bias {
                 inputs.push(self.graph.weight(&at("self_attn.o_proj.bias"), self.dtype, &[hidden], None));
             }
-            let branch = self.graph.op(&op("o"), "linear", &inputs, attrs(json!({"output_dtype": "f32"})));
+            let branch = self.graph.op(&op("o"), "linear", &inputs, partial_sums.clone());
             x = self.graph.op(&op("attention_residual"), "add", &[branch, x], Attrs::new());
 
             let normed = self.rmsnorm(&op("mlp_norm"), x, &at("post_attention_layernorm.weight"));
@@ -138,8 +140,7 @@ impl Builder<'_> {
                 &[hidden, intermediate],
                 Some((1, of_intermediate)),
             );
-            let branch =
-                self.graph.op(&op("down"), "linear", &[gated, down], attrs(json!({"output_dtype": "f32"})));
+            let branch = self.graph.op(&op("down"), "linear", &[gated, down], partial_sums.clone());
             x = self.graph.op(&op("mlp_residual"), "add", &[branch, x], Attrs::new());
         }
 

@@ -16,7 +16,7 @@ mod registry;
 use crate::model::error::InputError;
 use crate::model::hf_config::{Architecture, ModelConfig, WeightDtype};
 use crate::model::json::Fields;
-use crate::model::model_json::{Embedding, Sizes};
+use crate::model::model_json::{AllreduceDtype, Embedding, Sizes};
 pub use family::Family;
 pub use options::{GraphOptions, dtype, names};
 pub use registry::{add, all};
@@ -24,7 +24,7 @@ use serde_json::{Map, Value};
 use std::collections::HashSet;
 use std::path::Path;
 use taskgraph::op_graph::Role;
-use taskgraph::{Capacity, OpGraph};
+use taskgraph::{Backend, Capacity, OpGraph};
 
 /// Reads config.json from a checkpoint's folder, and generation_config.json if it exists. `fallback_dtype` is called if
 /// config.json names no dtype.
@@ -79,6 +79,8 @@ pub fn tensors(config: &ModelConfig) -> Vec<(String, Vec<usize>)> {
     };
     let options = GraphOptions {
         embedding: Embedding::default(),
+        allreduce_dtype: AllreduceDtype::default(),
+        backend: Backend::Cpu,
         top_k: 0,
         ranks: 1,
         argmax_tiles: 1,
@@ -138,7 +140,8 @@ pub fn possible_ranks(config: &ModelConfig) -> Vec<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use taskgraph::Target;
+    use crate::model::model_json::Runtime;
+    use taskgraph::{DType, Target};
 
     #[test]
     fn every_batch_up_to_the_largest_has_a_graph() {
@@ -157,7 +160,7 @@ mod tests {
                 "torch_dtype": "bfloat16"});
             let config =
                 parse_config("test", "", config.as_object().unwrap(), || Ok(WeightDtype::F32)).unwrap();
-            let options = GraphOptions::new(&config, Embedding::default(), 0, 1, &Target::cpu(2));
+            let options = GraphOptions::new(&config, &Runtime::default(), 0, 1, &Target::cpu(2));
             let graphs = op_graphs(&config, &sizes, &options);
             let rows: Vec<u32> = graphs.iter().map(|g| g.capacity.rows).collect();
             assert!(rows.is_sorted() && rows.contains(&max_batch) && rows.last() == Some(&32), "{rows:?}");
@@ -167,5 +170,54 @@ mod tests {
                 op_graphs(&config, &sizes, &options).iter().map(|g| g.capacity.rows).collect();
             assert!(rows.ends_with(&[max_batch, 256, 512, 700]), "{rows:?}");
         }
+    }
+
+    /// By default, only prompts of many rows on several GPUs have rounded partial sums.
+    #[test]
+    fn the_sums_that_ranks_send_have_the_type_that_is_asked_for() {
+        use taskgraph::target::device;
+        let sizes = Sizes {
+            max_batch: 300,
+            max_seq_len: 64,
+            page_size: 16,
+            pages_per_slot: 4,
+            num_pages: 1200,
+            prefill_chunk: 700,
+        };
+        let config = serde_json::json!({"architectures": ["Qwen3ForCausalLM"], "hidden_size": 64,
+            "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "intermediate_size": 128,
+            "num_hidden_layers": 2, "vocab_size": 99, "max_position_embeddings": 64, "rms_norm_eps": 1e-6,
+            "torch_dtype": "bfloat16"});
+        let config = parse_config("test", "", config.as_object().unwrap(), || Ok(WeightDtype::F32)).unwrap();
+        let gpu = Target::cuda(device("h100").unwrap());
+        // The graphs whose partial sums are bf16.
+        let rounded = |allreduce_dtype, ranks, target: &Target| -> Vec<String> {
+            let runtime = Runtime { allreduce_dtype, ..Runtime::default() };
+            let graphs = op_graphs(&config, &sizes, &GraphOptions::new(&config, &runtime, 0, ranks, target));
+            let is_rounded = |graph: &&OpGraph| {
+                let products = graph.ops.iter().filter(|op| op.attrs.contains_key("output_dtype"));
+                let sums = products.filter(|op| op.name.ends_with(".o") || op.name.ends_with(".down"));
+                let rounded: Vec<bool> =
+                    sums.map(|op| op.attrs["output_dtype"] == DType::Bf16.name()).collect();
+                assert_eq!(rounded.len(), 4);
+                assert!(rounded.iter().all(|r| *r == rounded[0]));
+                rounded[0]
+            };
+            let all = graphs.len();
+            let found: Vec<String> = graphs.iter().filter(is_rounded).map(|g| g.name.clone()).collect();
+            if found.len() == all { vec!["all".to_string()] } else { found }
+        };
+        use AllreduceDtype::{Activation, Auto, F32};
+        assert_eq!(rounded(Auto, 2, &gpu), ["prefill-512", "prefill-700"]);
+        for (allreduce_dtype, ranks, target) in
+            [(Auto, 2, &Target::cpu(2)), (Auto, 1, &gpu), (Activation, 1, &gpu), (F32, 2, &gpu)]
+        {
+            assert_eq!(
+                rounded(allreduce_dtype, ranks, target),
+                [""; 0],
+                "{allreduce_dtype:?}, {ranks} ranks"
+            );
+        }
+        assert_eq!(rounded(Activation, 2, &Target::cpu(2)), ["all"]);
     }
 }

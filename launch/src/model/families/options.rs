@@ -1,9 +1,9 @@
 //! Everything besides the model that determines a graph, and names that graphs and host share.
 
 use crate::model::hf_config::{ModelConfig, WeightDtype};
-use crate::model::model_json::Embedding;
+use crate::model::model_json::{AllreduceDtype, Embedding, Runtime};
 use kernels_cu::tasks::argmax_partial;
-use taskgraph::{DType, Target};
+use taskgraph::{Backend, Capacity, DType, Target};
 
 /// Names of tensors that the host refers to.
 pub mod names {
@@ -16,6 +16,10 @@ pub mod names {
 pub struct GraphOptions {
     /// How the embedding table is split over the ranks.
     pub embedding: Embedding,
+    /// The type in which ranks send the summands of an allreduce.
+    pub allreduce_dtype: AllreduceDtype,
+    /// What runs the tasks.
+    pub backend: Backend,
     /// Number of log-probabilities per token.
     pub top_k: u32,
     /// Number of ranks. The argmax exchange has a slice for each.
@@ -28,16 +32,40 @@ pub struct GraphOptions {
     pub workers: u32,
 }
 
+/// The fewest rows for which summands are rounded by default. With fewer rows, latency counts more than bytes.
+const LEAST_ROUNDED_ROWS: u32 = 256;
+
 impl GraphOptions {
     /// Greedy options for `ranks` ranks of `target`.
-    pub fn new(config: &ModelConfig, embedding: Embedding, top_k: u32, ranks: u32, target: &Target) -> Self {
-        let argmax_tiles = argmax_partial::tiles(u64::from(config.vocab_size), ranks, target);
-        GraphOptions { embedding, top_k, ranks, argmax_tiles, sampling: false, workers: target.workers }
+    pub fn new(config: &ModelConfig, runtime: &Runtime, top_k: u32, ranks: u32, target: &Target) -> Self {
+        GraphOptions {
+            embedding: runtime.embedding,
+            allreduce_dtype: runtime.allreduce_dtype,
+            backend: target.backend,
+            top_k,
+            ranks,
+            argmax_tiles: argmax_partial::tiles(u64::from(config.vocab_size), ranks, target),
+            sampling: false,
+            workers: target.workers,
+        }
     }
 
     /// The same options with or without sampling.
     pub fn with_sampling(self, sampling: bool) -> Self {
         GraphOptions { sampling, ..self }
+    }
+
+    /// The element type of the partial sums of row-parallel products, in the graph for `capacity`. An allreduce sends them in
+    /// that type. On one rank they are whole sums, and nothing is sent.
+    pub fn partial_sums(&self, config: &ModelConfig, capacity: Capacity) -> DType {
+        // Rows that are not sampled belong to prompts.
+        let of_prompts = capacity.rows > capacity.samples && capacity.rows >= LEAST_ROUNDED_ROWS;
+        let rounded = match self.allreduce_dtype {
+            AllreduceDtype::Auto => self.backend == Backend::Cuda && of_prompts,
+            AllreduceDtype::F32 => false,
+            AllreduceDtype::Activation => true,
+        };
+        if rounded && self.ranks > 1 { dtype(config) } else { DType::F32 }
     }
 }
 

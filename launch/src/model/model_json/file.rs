@@ -283,6 +283,7 @@ impl ModelJson {
         self.runtime.kv = overrides.kv.unwrap_or(self.runtime.kv);
         self.runtime.prefix_cache = overrides.prefix_cache.unwrap_or(self.runtime.prefix_cache);
         self.runtime.allreduce = overrides.allreduce.unwrap_or(self.runtime.allreduce);
+        self.runtime.allreduce_dtype = overrides.allreduce_dtype.unwrap_or(self.runtime.allreduce_dtype);
         self.generate.ignore_eos |= overrides.ignore_eos;
         if let Some(stop) = &overrides.stop {
             self.generate.stop.clone_from(stop);

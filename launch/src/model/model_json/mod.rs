@@ -15,5 +15,5 @@ pub use file::{
 };
 pub use overrides::Overrides;
 pub use placements::{Placement, Placements};
-pub use runtime::{Allreduce, Embedding, Kv, PrefixCache, Runtime};
+pub use runtime::{Allreduce, AllreduceDtype, Embedding, Kv, PrefixCache, Runtime};
 pub use sizes::Sizes;

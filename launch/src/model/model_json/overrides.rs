@@ -1,7 +1,7 @@
 //! Values that a program uses in place of those of model.json, such as its command-line options.
 
 use super::placements::Placement;
-use super::runtime::{Allreduce, Kv, PrefixCache};
+use super::runtime::{Allreduce, AllreduceDtype, Kv, PrefixCache};
 
 /// Values that replace those of model.json, if given.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -14,6 +14,8 @@ pub struct Overrides {
     pub placement: Option<Placement>,
     /// `runtime.allreduce`.
     pub allreduce: Option<Allreduce>,
+    /// `runtime.allreduce_dtype`.
+    pub allreduce_dtype: Option<AllreduceDtype>,
     /// `runtime.prefill_share`.
     pub prefill_share: Option<f64>,
     /// `runtime.kv`.

@@ -21,6 +21,19 @@ pub enum Allreduce {
     Hierarchical,
 }
 
+/// The type in which ranks send the summands of an allreduce. They are summed in f32.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum AllreduceDtype {
+    /// On GPUs, the activations' type for prompts in graphs of 256 rows or more; otherwise f32.
+    #[default]
+    Auto,
+    /// Always f32.
+    F32,
+    /// The activations' type in all graphs. Only f32 can be pushed, so another way replaces one-shot.
+    Activation,
+}
+
 /// When a request gets pages of the KV cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
@@ -66,6 +79,9 @@ pub struct Runtime {
     pub placement: Option<Placements>,
     /// How an allreduce is carried out.
     pub allreduce: Allreduce,
+    /// The type in which ranks send the summands of the allreduces after attention and MLP. An op graph of your own says it itself, as
+    /// the `output_dtype` of a row-parallel product.
+    pub allreduce_dtype: AllreduceDtype,
     /// How the embedding table is split over the ranks.
     pub embedding: Embedding,
     /// Maximum number of rows (tokens) of an iteration with prompt tokens. At least `max_batch`. Default: 256, on Hopper up to 2,048.

@@ -99,11 +99,12 @@ fn only_schema_and_a_source_are_required() {
 fn enums_are_read_and_written_alike() {
     let model = parse(
         r#"{"schema": "mpk-model/1", "graph": 1, "runtime": {"placement": "dynamic", "allreduce": "one-shot",
-            "embedding": "replicated", "prefill_chunk": 32, "kv_pages": 7, "workers": 2}}"#,
+            "allreduce_dtype": "activation", "embedding": "replicated", "prefill_chunk": 32, "kv_pages": 7, "workers": 2}}"#,
     )
     .unwrap();
     assert_eq!(model.runtime.placements(), Placement::Dynamic.into());
     assert_eq!(model.runtime.allreduce, Allreduce::OneShot);
+    assert_eq!(model.runtime.allreduce_dtype, AllreduceDtype::Activation);
     assert_eq!(model.runtime.embedding, Embedding::Replicated);
     let again = serde_json::to_string(&model).unwrap();
     let mut read = parse(&again).unwrap();

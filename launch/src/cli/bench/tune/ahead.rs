@@ -106,8 +106,7 @@ fn one(
     let mut target = cuda_target(row, &model)?;
     tuning::use_values(tuning.clone(), &mut model, &mut target);
     let sizes = model.sizes_on(&source.config, &target)?;
-    let options =
-        GraphOptions::new(&source.config, model.runtime.embedding, 0, ranks, &target).with_sampling(false);
+    let options = GraphOptions::new(&source.config, &model.runtime, 0, ranks, &target).with_sampling(false);
     let ops = families::op_graphs(&source.config, &sizes, &options);
     let build = build_options(config, &model, &Nodes::one(ranks, "localhost"), target)?;
     let registry = kernels_cu::registry::registry();
