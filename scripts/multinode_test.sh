@@ -13,8 +13,9 @@ unless some are named:
   cases    every family, placements, lowerings, batches and prompts in chunks: the tokens of Hugging Face transformers, and the same
            bits as on one node
   slow     the same over a network with 20 ms of delay and jitter, and over one that loses 1 % of the packets
-  faults   a link cut (also at the first contact), a node frozen, a rank killed, a proxy stopped, mpirun and its daemon killed: every rank ends within the deadline
-           and 10 s with status 4 and says which node is gone, and nothing is left behind
+  faults   a link cut (also at the first contact), a node frozen, a rank killed (also while loading), a proxy stopped, mpirun and its
+           daemon killed: every rank ends within the deadline and 10 s with status 4 and says which node is gone, and nothing is left
+           behind
   figures  a put with signal over the proxies beside MPI's own messages, and the tiny model on two nodes beside one
 
 --long does all combinations (an hour); without it some of each that together meet everything once, for CI.

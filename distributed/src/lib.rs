@@ -23,6 +23,7 @@ pub mod memory;
 mod messages;
 mod mpi_errors;
 mod mpi_files;
+mod mpi_help;
 pub mod nodes;
 pub mod online;
 mod outputs;

@@ -7,6 +7,7 @@ use crate::launcher::{Place, launched_by_mpi};
 use crate::meeting::{Meeting, numbers};
 use crate::messages::{Messages, pack, unpack};
 use crate::mpi_errors::watch_errors;
+use crate::mpi_help;
 use crate::nodes::{Nodes, Proxy};
 use crate::watch::{Watch, WatchOptions};
 use kernels_cu::signals;
@@ -135,6 +136,7 @@ impl World {
         });
         if let Some(watch) = &self.watch {
             if !far.is_empty() {
+                mpi_help::take_to_log();
                 watch.set_elsewhere(
                     self.size(),
                     far.iter().map(|&peer| (peer, nodes.name_of(peer).to_string())),

@@ -6,7 +6,7 @@
 //! A signal has the first of these effects that applies. It
 //! - goes to the thread of [`Watched`], in a program that serves;
 //! - ends the process with status 4 after [`end_on_signal`];
-//! - is kept until nvcc has ended (`Held`);
+//! - is kept while a [`Held`] lives: until nvcc has ended, and on several nodes until the watch has looked for a lost rank;
 //! - is noted while the kernel runs ([`Running`]), and a second signal ends the process with status 4;
 //! - otherwise ends the process, as by default.
 
@@ -93,10 +93,12 @@ fn hold_or_end(signal: i32) {
 
 /// While a value lives, a signal does not end the process. The last value to be dropped ends it if a signal has arrived.
 #[derive(Debug)]
-pub(crate) struct Held(());
+pub struct Held(());
 
 impl Held {
-    pub(crate) fn new() -> Self {
+    /// Signals are kept from now on.
+    #[expect(clippy::new_without_default, reason = "it has an effect")]
+    pub fn new() -> Self {
         HOLDERS.fetch_add(1, Ordering::SeqCst);
         Held(())
     }
@@ -114,7 +116,7 @@ impl Drop for Held {
 }
 
 /// True if a signal has arrived that [`Held`] keeps.
-pub(crate) fn is_kept() -> bool {
+pub fn is_kept() -> bool {
     KEPT.load(Ordering::SeqCst) != 0
 }
 

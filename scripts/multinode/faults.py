@@ -2,6 +2,7 @@
 import ctypes
 import json
 import os
+import re
 import signal
 import time
 from pathlib import Path
@@ -37,6 +38,14 @@ def start(cluster, program, hosts, options=()):
     time.sleep(1)
     assert job.process.poll() is None, job.stderr()[-3000:]
     return job
+
+
+def await_stop(job, rank):
+    """Waits until `--debug-fault` has stopped the rank."""
+    end = time.monotonic() + 20
+    while rank not in job.ranks() or " T " not in Path(f"/proc/{job.ranks()[rank]}/stat").read_text():
+        assert time.monotonic() < end and job.process.poll() is None, f"rank {rank} does not stop:\n{job.stderr()[-3000:]}"
+        time.sleep(0.02)
 
 
 def await_ends(job, ranks, since, meanwhile=lambda: None, killed=()):
@@ -85,10 +94,7 @@ def link_cut_at_contact(cluster, program, hosts):
     """A cut after MPI's start-up, before the ranks know which node each of them is on. The last rank stops just before that."""
     last = sum(hosts) - 1
     job = cluster.start(hosts, [program, endless(cluster.folder), "--backend", "cpu", "--deadline", DEADLINE, "--debug-fault", f"{last}:2:stop"])
-    end = time.monotonic() + 20
-    while last not in job.ranks() or " T " not in Path(f"/proc/{job.ranks()[last]}/stat").read_text():
-        assert time.monotonic() < end and job.process.poll() is None, f"rank {last} does not stop:\n{job.stderr()[-3000:]}"
-        time.sleep(0.02)
+    await_stop(job, last)
     since = time.time()
     cluster.cut(len(hosts))
     os.kill(job.ranks()[last], signal.SIGCONT)
@@ -123,6 +129,27 @@ def rank_killed(cluster, program, hosts):
     victim = sum(hosts) - 1
     os.kill(job.ranks()[victim], signal.SIGKILL)
     took = await_ends(job, range(victim), since)
+    nothing_left(cluster, job, range(1, len(hosts) + 1))
+    return f"the other ranks ended after {took:.1f} s"
+
+
+def rank_killed_while_loading(cluster, program, hosts):
+    """A rank dies while all others wait for one more, which is stopped: in a phase in which no kernel runs."""
+    command = [program, endless(cluster.folder), "--backend", "cpu", "--deadline", DEADLINE]
+    first = cluster.run(hosts, [*command, "--prompt-tokens", "1", "--max-new-tokens", 1], options=["-x", "MPK_LOG=debug"])
+    step = re.search(r"step (\d+): weights", first.stderr())
+    assert step, first.stderr()[-3000:]
+    victim, last = 1, sum(hosts) - 1
+    slow = last if last != victim else 0
+    job = cluster.start(hosts, [*command, "--debug-fault", f"{slow}:{step[1]}:stop"])
+    await_stop(job, slow)
+    time.sleep(0.25)  # the others hear where the victim is
+    since = time.time()
+    os.kill(job.ranks()[victim], signal.SIGKILL)
+    os.kill(job.ranks()[slow], signal.SIGCONT)
+    took = await_ends(job, [rank for rank in range(sum(hosts)) if rank != victim], since)
+    node = 1 if victim < hosts[0] else 2
+    assert re.search(rf"rank {victim} on node node{node} (is|may be) lost: .*last in `weights`", job.stderr()), job.stderr()[-4000:]
     nothing_left(cluster, job, range(1, len(hosts) + 1))
     return f"the other ranks ended after {took:.1f} s"
 
@@ -175,11 +202,12 @@ def mpirun_killed(cluster, program, hosts):
 
 
 # Every fault that CI must meet, on two nodes or on three.
-SHORT = [("link cut at the first contact", link_cut_at_contact, (2, 1)),
+SHORT = [("link cut at the first contact", link_cut_at_contact, (2, 1)), ("rank killed while loading", rank_killed_while_loading, (1, 1, 2)),
          ("link cut", link_cut, (1, 1)), ("link cut", link_cut, (1, 1, 2)), ("node frozen", node_frozen, (1, 1, 2)), ("proxy stopped", proxy_stopped, (1, 1)),
          ("proxy stopped", proxy_stopped, (1, 1, 2)), ("mpirun's daemon killed", daemon_killed, (2, 2)), ("mpirun's daemon killed", daemon_killed, (1, 1, 2))]
 LONG = [(name, fault, hosts)
-        for name, fault in (("link cut", link_cut), ("node frozen", node_frozen), ("rank killed", rank_killed), ("proxy stopped", proxy_stopped),
+        for name, fault in (("link cut", link_cut), ("node frozen", node_frozen), ("rank killed", rank_killed),
+                            ("rank killed while loading", rank_killed_while_loading), ("proxy stopped", proxy_stopped),
                             ("mpirun's daemon killed", daemon_killed), ("mpirun killed", mpirun_killed))
         for hosts in ((1, 1), (2, 2), (1, 1, 2))] + SHORT[:1]
 

@@ -4,7 +4,7 @@ use super::observer::Verdict;
 use super::table::State;
 use super::{Watch, given_up};
 use crate::mpi_files;
-use kernels_cu::signals;
+use kernels_cu::signals::{self, Held};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -17,6 +17,9 @@ const HURRY: Duration = Duration::from_millis(150);
 const HELD_UP: Duration = Duration::from_secs(2);
 /// The same time on several nodes after a signal: a launcher that ends its ranks gives them one second.
 const QUICK_END: Duration = Duration::from_millis(450);
+/// On several nodes, how long a rank looks for a lost rank after a signal outside the kernel. A rank of another node counts as missed after
+/// half a second. Together with [`HURRY`] less than the second that a launcher gives.
+const LAST_LOOK: Duration = Duration::from_millis(700);
 /// Time limit for telling other nodes that this rank has given up.
 const LAST_WORD: Duration = Duration::from_millis(100);
 /// Time for the watch to find the cause of a failed MPI call.
@@ -77,12 +80,17 @@ impl Watch {
         let last = move || {
             message.iter().for_each(|message| tell(message));
             signals::end_on_signal();
-            let begin = Instant::now();
-            while watch.owes_word() && begin.elapsed() < LAST_WORD {
-                std::thread::sleep(Duration::from_millis(1));
-            }
+            watch.await_last_word();
         };
         end(last, self.patience())
+    }
+
+    /// Waits until the ranks of other nodes know that this rank has given up.
+    fn await_last_word(&self) {
+        let begin = Instant::now();
+        while self.owes_word() && begin.elapsed() < LAST_WORD {
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 
     /// True if ranks of other nodes must still be told that this rank has given up.
@@ -97,7 +105,25 @@ impl Watch {
 
     /// True if a launcher seems to be ending the job. It will soon kill this process.
     fn is_hurried(&self) -> bool {
-        self.0.elsewhere.get().is_some() && signals::is_stopping()
+        self.0.elsewhere.get().is_some() && (signals::is_stopping() || signals::is_kept())
+    }
+
+    /// Ends the process if a signal is kept for it. The launcher may have sent the signal because a rank has died, so such a rank is named
+    /// first. Otherwise the signal has its default effect. `since` holds the time at which it was seen.
+    pub(super) fn end_if_asked(&self, held: &mut Option<Held>, since: &mut Option<Instant>) {
+        if held.is_none() || !signals::is_kept() {
+            return;
+        }
+        if let Some(text) = self.find_lost().or_else(|| self.missed()) {
+            self.act(Verdict::Overdue { text }, State::Calls);
+        }
+        if since.get_or_insert_with(Instant::now).elapsed() < LAST_LOOK {
+            return;
+        }
+        // The whole job has been asked to end, or the launcher says that a signal has ended this rank.
+        self.set_state(State::Ended);
+        self.await_last_word();
+        *held = None;
     }
 
     /// Ends the process if its main thread runs the kernel, or comes from there, and does not react to something that it should have seen.

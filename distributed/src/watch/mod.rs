@@ -14,6 +14,7 @@ mod table;
 use crate::fault::Fault;
 use crate::launcher::Place;
 use elsewhere::Elsewhere;
+use kernels_cu::signals::Held;
 use observer::{Observer, Verdict, lost};
 use process::{Fate, Launcher, fate, own_namespace};
 use share::{Search, Table};
@@ -293,10 +294,15 @@ impl Watch {
         let cause = |seen: &Seen| match seen.state {
             State::Left => None,
             State::Ended => Some(given_up(seen.rank, seen.node.as_deref())),
-            _ => (fate(seen, namespace) == Fate::Gone).then(|| lost(seen)),
+            _ => (fate(seen, namespace) == Fate::Gone).then(|| lost(seen, self.node().as_deref())),
         };
         let cause = || self.others().unwrap_or_default().iter().find_map(cause);
         self.lost().or_else(cause)
+    }
+
+    /// This node's name, if there are others.
+    fn node(&self) -> Option<String> {
+        self.0.elsewhere.get().map(|_| process::node_name())
     }
 
     /// A message about a rank of another node without recent news, if there is one. For callers that already know that something has gone
@@ -369,6 +375,7 @@ impl Watch {
         let launcher = Launcher::find();
         let mut last = Instant::now();
         let (mut held_up, mut proxy) = (None, (0, Duration::ZERO));
+        let (mut held, mut asked) = (None, None);
         loop {
             self.0.own.beat();
             self.publish();
@@ -377,13 +384,17 @@ impl Watch {
             let moment = last.elapsed();
             last = Instant::now();
             let Some(own) = self.0.own.look() else { return };
-            // The code that set this state does the rest.
+            // The code that set this state does the rest. A kept signal must not disturb it.
             if matches!(own.state, State::Left | State::Ended) {
+                std::mem::forget(held);
                 return;
             }
             if let Some(elsewhere) = self.0.elsewhere.get() {
-                everybody = Some(elsewhere.everybody);
-                observer.set_everybody(elsewhere.everybody);
+                held.get_or_insert_with(|| {
+                    everybody = Some(elsewhere.everybody);
+                    observer.set_elsewhere(elsewhere.everybody, process::node_name());
+                    Held::new()
+                });
             }
             if let Some(gone) = launcher.as_ref().and_then(Launcher::gone) {
                 self.act(Verdict::Lost { rank: place.rank, text: gone }, own.state);
@@ -403,6 +414,7 @@ impl Watch {
                 self.act(verdict, own.state);
             }
             self.end_if_held_up(&mut held_up);
+            self.end_if_asked(&mut held, &mut asked);
             let all_here = everybody.is_none_or(|all| others.is_some_and(|o| o.len() as u32 + 1 >= all));
             // Ranks that have met over MPI have started, as far as they can.
             std::thread::sleep(if all_here || own.step > FIRST_STEPS { TICK } else { FIRST_TICKS });

@@ -47,6 +47,8 @@ pub(crate) struct Observer {
     deadline: Duration,
     /// Number of all ranks, if all of them can be watched.
     everybody: Option<u32>,
+    /// This node's name, if there are others.
+    node: Option<String>,
     lives: BTreeMap<u32, Life>,
     /// Step and state of this rank, and how long they have not changed.
     place: (u64, Option<State>),
@@ -64,6 +66,7 @@ impl Observer {
         Observer {
             deadline: deadline.max(LEAST_DEADLINE),
             everybody,
+            node: None,
             lives: BTreeMap::new(),
             place: (0, None),
             waited: Duration::ZERO,
@@ -73,9 +76,10 @@ impl Observer {
         }
     }
 
-    /// Sets the number of ranks, all of which can be watched from now on.
-    pub(crate) fn set_everybody(&mut self, everybody: u32) {
+    /// There are ranks on other nodes. All `everybody` ranks can be watched from now on; this node has this name.
+    pub(crate) fn set_elsewhere(&mut self, everybody: u32, node: String) {
         self.everybody = Some(everybody);
+        self.node = Some(node);
     }
 
     /// One check, `moment` after the last one: of this rank (`own`) and of the others of its node, if their table was found.
@@ -122,7 +126,7 @@ impl Observer {
             }
             let fate = fate(seen);
             if fate == Fate::Gone {
-                return Some(Verdict::Lost { rank: seen.rank, text: lost(seen) });
+                return Some(Verdict::Lost { rank: seen.rank, text: lost(seen, self.node.as_deref()) });
             }
             if life.silent >= self.deadline {
                 silent.push((seen, fate));
@@ -204,9 +208,10 @@ impl Observer {
     }
 }
 
-/// A message about a rank whose process has ended.
-pub(crate) fn lost(seen: &Seen) -> String {
-    format!("rank {} is lost: its process has ended; it was last in `{}`", seen.rank, seen.phase)
+/// A message about a rank of this node whose process has ended. `node` is the node's name, if there are others.
+pub(crate) fn lost(seen: &Seen, node: Option<&str>) -> String {
+    let place = node.map_or_else(String::new, |node| format!(" on node {node}"));
+    format!("rank {}{place} is lost: its process has ended; it was last in `{}`", seen.rank, seen.phase)
 }
 
 /// A message about a rank of an idle job that gives no sign of life.

@@ -13,6 +13,7 @@ use crate::serve::state::{App, Phase};
 use crate::serve::{Outcome, Server, of_engine};
 use kernels_cu::signals::Watched;
 use std::io::ErrorKind;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -25,6 +26,9 @@ const END_OF_ENGINE: Duration = Duration::from_secs(5);
 
 /// The server, which is told the reason when the job ends.
 static APP: OnceLock<App> = OnceLock::new();
+
+/// Set once the engine has been loaded.
+static LOADED: AtomicBool = AtomicBool::new(false);
 
 /// Serves until a signal arrives. Returns the exit status.
 pub fn run(args: &ServeArgs, signals: Watched) -> i32 {
@@ -48,8 +52,8 @@ fn load(args: &ServeArgs, signals: Watched) -> i32 {
             let app = APP.get_or_init(|| server.app());
             signals.watch(|| begin_to_drain(app));
         }
-        // Rank 0 decides when the job ends.
-        None => signals.watch(|| true),
+        // Rank 0 decides when the job ends, once it can.
+        None => signals.watch(|| LOADED.load(Ordering::Relaxed)),
     }
     let template = Arc::new(Mutex::new(None));
     let of_engine = Arc::clone(&template);
@@ -65,6 +69,7 @@ fn load(args: &ServeArgs, signals: Watched) -> i32 {
         // The engine has reported the error.
         Err(error) => return error.exit_status(),
     };
+    LOADED.store(true, Ordering::Relaxed);
     let Some(server) = server else {
         return engine.serve().map_or_else(|error| error.exit_status(), |()| 0);
     };

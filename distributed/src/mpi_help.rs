@@ -1,0 +1,32 @@
+//! Open MPI's own messages about lost connections.
+//!
+//! Open MPI 4 hands such a message to the launcher and waits, inside whatever call has noticed the loss, until the launcher has taken it.
+//! mpirun takes nothing while it ends the job's ranks, for seconds. So this rank could neither hear from the other nodes nor tell them
+//! anything, just when somebody has to say which rank is lost.
+
+use std::ffi::{CStr, c_char, c_int, c_void};
+
+/// The variable in which Open MPI keeps the function that shows a message. Its arguments: a file and a topic in it, whether to draw lines
+/// around, and what the text needs.
+const VARIABLE: &CStr = c"opal_show_help";
+
+type Show = unsafe extern "C" fn(*const c_char, *const c_char, bool) -> c_int;
+
+/// From now on, Open MPI's messages go to the log (`MPK_LOG=debug`). Other MPI libraries are left alone.
+pub(crate) fn take_to_log() {
+    // SAFETY: looks up a name.
+    let found: *mut c_void = unsafe { libc::dlsym(libc::RTLD_DEFAULT, VARIABLE.as_ptr()) };
+    if !found.is_null() {
+        // SAFETY: a variable of Open MPI that holds a function's address, which it loads before each call. `to_log` leaves the further
+        // arguments of this variadic function alone (see `mpi_errors`). All aligned addresses are written at once.
+        unsafe { found.cast::<Show>().write_volatile(to_log) };
+    }
+}
+
+unsafe extern "C" fn to_log(file: *const c_char, topic: *const c_char, _: bool) -> c_int {
+    // SAFETY: Open MPI passes strings, or null.
+    let text =
+        |text: *const c_char| unsafe { (!text.is_null()).then(|| CStr::from_ptr(text).to_string_lossy()) };
+    tracing::debug!("Open MPI: {} ({})", text(topic).unwrap_or_default(), text(file).unwrap_or_default());
+    0
+}
