@@ -95,8 +95,9 @@ fn requests_that_arrive_are_compared_with_a_fixed_batch() {
         for kind in ["fixed", "arriving", "changing"] {
             assert!(number(&found[kind]["ms"]["median"]) > 0.0, "{found}");
             assert_eq!(found[kind]["ms"]["samples"].as_array().map(Vec::len), Some(3), "{found}");
-            assert!(list(kind, "differences").is_empty(), "{found}");
         }
+        // On the CPU, graphs of fewer rows give the same bits.
+        assert_eq!(list("arriving", "departs"), vec![Value::from(vec![Value::Null; 4]); 3], "{found}");
         // All four generate from their first tokens to their last.
         assert_eq!(list("fixed", "steps"), [63, 63, 63]);
         // The last arrives when the first has 18 tokens or more.

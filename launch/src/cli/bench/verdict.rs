@@ -114,8 +114,11 @@ impl Answers {
     }
 }
 
-/// Returns an error that names the first difference, if there is one.
-fn differ(found: &[Vec<u32>], expected: &[Vec<u32>], from: &str) -> Result<(), AppError> {
+/// The first difference, as an error.
+///
+/// # Errors
+/// There is one.
+pub(super) fn differ(found: &[Vec<u32>], expected: &[Vec<u32>], from: &str) -> Result<(), AppError> {
     match first_difference(found, expected) {
         None => Ok(()),
         Some(difference) => Err(AppError::failed(format!("no figures: {difference} in {from}"))),
@@ -123,16 +126,21 @@ fn differ(found: &[Vec<u32>], expected: &[Vec<u32>], from: &str) -> Result<(), A
 }
 
 /// The first difference between two lists of requests' tokens, if there is one.
-pub(super) fn first_difference(found: &[Vec<u32>], expected: &[Vec<u32>]) -> Option<String> {
+fn first_difference(found: &[Vec<u32>], expected: &[Vec<u32>]) -> Option<String> {
     if found.len() != expected.len() {
         return Some(format!("{}, but {}", counted(found.len(), "request"), expected.len()));
     }
     found.iter().zip(expected).enumerate().find_map(|(request, (found, expected))| {
-        let at = (0..found.len().max(expected.len())).find(|&at| found.get(at) != expected.get(at))?;
+        let at = place_of_difference(found, expected)?;
         let shown = |token: Option<&u32>| token.map_or("none".to_string(), u32::to_string);
         let (found, expected) = (shown(found.get(at)), shown(expected.get(at)));
         Some(format!("token {at} of request {request} is {found}, but {expected}"))
     })
+}
+
+/// The place of the first token that differs, if there is one.
+pub(super) fn place_of_difference(found: &[u32], expected: &[u32]) -> Option<usize> {
+    (0..found.len().max(expected.len())).find(|&at| found.get(at) != expected.get(at))
 }
 
 #[cfg(test)]
