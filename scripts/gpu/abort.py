@@ -127,7 +127,7 @@ def run_signal(check, ranks, number, name):
         right = right and done.status == 4
     check.judge(right, f"abort {name} N={ranks}",
                 f"exit status {done.status} after {took:.1f} s" if right else
-                f"running {running}, exit status {done.status} after {took:.1f} s, {len(left)} processes left: {done.problem()}")
+                f"kernel seen running: {running}, exit status {done.status} after {took:.1f} s, {len(left)} processes left: {done.problem()}")
     usable(check, ranks, name)
 
 

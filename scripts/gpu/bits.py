@@ -109,12 +109,12 @@ def run_repeats(check):
                 first = first or value
                 count += 1
                 if value != first:
-                    problem = f"repeat {index} of a launch gave other bits"
+                    problem = f"repetition {index} in a launch gave different bits"
         results[name] = first
         check.judge(problem is None, f"bits repeats N={ranks} {name}", problem or f"{count} repeats, one result")
     if len(results) > 1 and all(results.values()):
         same = len(set(results.values())) == 1
-        check.ok("bits repeats over choices", "all agree" if same else f"{len(set(results.values()))} results (told only)")
+        check.ok("bits repeats over choices", "all agree" if same else f"{len(set(results.values()))} results (for information only)")
     if check.cuda and check.gpus < 4:
         check.skipped("bits repeats N=4", "needs 4 GPUs")
 

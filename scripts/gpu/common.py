@@ -40,7 +40,7 @@ class Done:
 
     def problem(self):
         """What went wrong, in one line with the end of the command's messages."""
-        how = f"no end after {self.seconds:.0f} s" if self.timed_out else f"exit status {self.status}"
+        how = f"not finished after {self.seconds:.0f} s" if self.timed_out else f"exit status {self.status}"
         lines = [line for line in self.stderr.strip().splitlines() if line.strip()]
         errors = [line for line in lines if "error" in line.lower()] or lines
         return f"{how}: {' / '.join(errors[:3])[:600]}   [{self.command[:400]}]"
@@ -206,7 +206,7 @@ class Check:
     # Commands
 
     def time_left(self, wanted):
-        """`wanted` seconds, or the rest of the part's time if that is less."""
+        """`wanted` seconds, or what is left of the part's time if that is less."""
         left = self.part_end - time.monotonic()
         if left < 1:
             raise OutOfTime
@@ -301,11 +301,11 @@ class Check:
 
         def one(job):
             if len(hung) >= patience:
-                return Done(job.what(), -1, "", "error: not run, since others hung", 0.0)
+                return Done(job.what(), -1, "", "error: not run, because earlier jobs hung", 0.0)
             try:
                 done = self.run_job(job, timeout)
             except OutOfTime:
-                return Done(job.what(), -1, "", "error: not run, the part's time is over", 0.0, True)
+                return Done(job.what(), -1, "", "error: not run, because the part has run out of time", 0.0, True)
             if done.timed_out or done.status == 4:
                 hung.append(job)
             return done

@@ -30,5 +30,5 @@ def run(check, jobs):
     problems = "; ".join(f"{job.model.name} {job.what()}: {done.problem() if done else 'out of time'}"
                          for job, done in failed[:3])
     check.judge(not failed, "compile", f"{len(failed)} of {len(results)} failed: {problems}" if failed else
-                f"{len(results)} configurations, the slowest {max(seconds, default=0):.1f} s")
+                f"{len(results)} configurations; the slowest took {max(seconds, default=0):.1f} s")
     check.figures["compile"] = {"seconds": seconds}

@@ -127,7 +127,7 @@ def run_case(check, shape, ranks, rate):
         what = f"{name} batch {batch} {placement}"
         figures[what] = {"ms_per_token": found, "peer_ms": theirs, "floor_ms": floor, "timings": timings}
         text = (f"{found['median']:.3f} ms ({found['min']:.3f}-{found['max']:.3f}), floor {floor:.3f} ms "
-                f"({floor / found['median']:.2f} of it reached)")
+                f"({100 * floor / found['median']:.0f} % of the floor's speed)")
         if theirs:
             text += f", peer {theirs:.3f} ms (ours is {ratio:.2f} times as fast)"
         judged = theirs and placement == "static" and shape == "qwen3-8b"
@@ -146,7 +146,7 @@ def run(check):
         try:
             run_case(check, *case, rate)
         except OutOfTime:
-            check.failed(f"decode {case[0]} TP{case[1]}", "the part's time is over")
+            check.failed(f"decode {case[0]} TP{case[1]}", "the part has run out of time")
 
     with ThreadPoolExecutor(len(cases(check))) as pool:
         # The widest first: it needs all GPUs, and the others then share them.

@@ -42,7 +42,7 @@ def run(check):
     missing = [word for word in words if word.lower() not in done.stdout.lower() + done.stderr.lower()]
     check.judge(done.status in ((0,) if check.cuda else (0, 3)) and not missing, "doctor",
                 f"exit status {done.status}, {len(done.stdout.splitlines())} lines" if not missing else
-                f"says nothing of {missing}: {done.problem()}")
+                f"does not mention {missing}: {done.problem()}")
     check.figures["doctor"] = done.stdout.splitlines()[:80]
     if not check.cuda:
         check.skipped("doctor bad environments", "needs a GPU")
@@ -56,7 +56,7 @@ def run(check):
         done = check.command(parts, 45, environment)
         text = done.stderr.lower()
         if words == ["nvshmem"] and done.status == 0:
-            check.skipped(f"doctor {name}", "it was found in another place than NVSHMEM_HOME")
+            check.skipped(f"doctor {name}", "it was found in a place other than NVSHMEM_HOME")
             continue
         right = done.status == 3 and all(word in text for word in words) and "panicked" not in text
         said = next((line for line in done.stderr.splitlines() if "error" in line.lower()), "")

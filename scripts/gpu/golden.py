@@ -172,7 +172,7 @@ def run_compared(check, work, document_of, trained_of, timeout):
         if problem:
             group["problems"].append(f"{job.what()}: {problem}")
     for (name, ranks), group in groups.items():
-        detail = f"{group['runs']} runs, log-probabilities at most {100 * group['share']:.0f} % of what may differ"
+        detail = f"{group['runs']} runs, log-probabilities differ by at most {100 * group['share']:.0f} % of the tolerance"
         if group["ties"]:
             detail += f"; {len(group['ties'])} near ties: {sorted(set(group['ties']))[:4]}"
         if group["problems"]:

@@ -202,7 +202,7 @@ def make_large(kind, folder, device, seed):
     }
     (folder / "expected.json").write_text(json.dumps(document))
     (folder / "model.json").write_text(json.dumps({"schema": "mpk-model/1", "checkpoint": ".", **models.LARGE_SIZES}))
-    say(f"{len(requests)} requests, none of lengths {lacking}; clear of {CANDIDATES} candidates: {counts}; after {time.monotonic() - started:.1f} s")
+    say(f"{len(requests)} requests, none of lengths {lacking}; clear ones among {CANDIDATES} candidates: {counts}; after {time.monotonic() - started:.1f} s")
 
 
 def main():

@@ -22,7 +22,7 @@ def run(check):
     for row in rows:
         text = f"{row['rounds']} rounds of {row['pairs']} pairs of blocks, {row['wrong']} words wrong"
         if row["test"].startswith("control"):
-            check.ok(f"litmus {row['test']}", f"{text} ({'noticed' if row['wrong'] else 'not noticed: told only'})")
+            check.ok(f"litmus {row['test']}", f"{text} ({'errors found, as expected' if row['wrong'] else 'no errors found; for information only'})")
         else:
             check.judge(not row["wrong"] and not row["late"], f"litmus {row['test']}", text + (", late" if row["late"] else ""))
     if check.gpus < 2:

@@ -136,7 +136,7 @@ def run_worlds(check, worlds):
     for key, found in sorted(verdicts.items()):
         problems = [problem for problem in found if problem]
         name = f"operator {key[0]} N={key[1]}"
-        detail = f"{len(found)} comparisons, at most {100 * worst[key]:.0f} % of what may differ"
+        detail = f"{len(found)} comparisons, errors at most {100 * worst[key]:.0f} % of the tolerance"
         if problems:
             detail = f"{len(problems)} of {len(found)} wrong (seed {check.seed}): " + "; ".join(problems[:3])
         check.judge(not problems, name, detail)

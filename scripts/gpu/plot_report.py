@@ -19,7 +19,7 @@ def decode_panels(figures):
             continue
         lines = [("mpk", figure["ms_per_token"]["median"], True), ("PyTorch, compiled", figure["peer_ms"], False)]
         floor = figure["floor_ms"]
-        found.append((f"{words[1]}, {words[2]}, batch {words[4]}: ms a token", lines, (f"memory floor: {floor:.3g}", floor)))
+        found.append((f"{words[1]}, {words[2]}, batch {words[4]}: ms per token", lines, (f"memory floor: {floor:.3g}", floor)))
     return sorted(found)
 
 

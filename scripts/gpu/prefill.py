@@ -84,7 +84,7 @@ def run(check):
             if (requests, tokens) == (1, 480) and repeat == 0 and short is not None:
                 share = differs(first_logprobs(result), first_logprobs(short))
                 check.judge(share <= 1, "prefill chunks", f"480 tokens in chunks of {CHUNK} and of {SHORT_CHUNK}: "
-                            f"log-probabilities differ by {100 * share:.0f} % of what they may")
+                            f"log-probabilities differ by {100 * share:.0f} % of the tolerance")
         if not samples:
             continue
         found, other = summary(samples), theirs.get(name)

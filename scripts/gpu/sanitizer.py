@@ -59,7 +59,7 @@ def run(check):
     for (tool, job), done in zip(work, results):
         name = f"sanitizer {tool} {job.what()}"
         if done is None:
-            check.failed(name, "not run, the part's time is over")
+            check.failed(name, "not run, because the part has run out of time")
             continue
         text = done.stdout + done.stderr
         summaries = re.findall(r"=+ (?:ERROR|RACECHECK) SUMMARY: (.*)", text)

@@ -176,7 +176,7 @@ def compare_with_transformers(server):
 
 
 def load(check, server):
-    """Requests that come and go while others run; every sixth is left after its first token."""
+    """Requests that come and go while others run; every sixth is cancelled after its first token."""
     requests = bodies(check)
     alone = [server.steps(body) for body in requests]
     draw = random.Random(check.seed + 1)
@@ -199,7 +199,7 @@ def load(check, server):
         if time.monotonic() > until:
             raise Wrong(f"{server.gauge('num_requests_running')} requests still run, {server.gauge('kv_cache_usage_perc')} of the pages in use")
         time.sleep(0.05)
-    return f"{len(found)} requests as alone ({ties} near ties), {found.count(None)} of them cancelled"
+    return f"{len(found)} requests give the same tokens as alone ({ties} near ties); {found.count(None)} of them were cancelled"
 
 
 def compare_with_alone(server, index, body, alone, found):
@@ -250,8 +250,8 @@ def judge_server(check, binary, ranks, name, placement):
                   f"{extra:.1f} ms more after the kernel has ended")
         check.figures.setdefault("serve", {})[what] = {"warm_ms": warm, "woken_ms": woken}
         if PATIENCE == 1 and check.cuda:
-            check.judge(extra < WAKE_LIMIT_MS, f"{what} wake", f"{detail}, reach {WAKE_LIMIT_MS:.0f}")
-            check.judge(warm["median"] < FIRST_TOKEN_LIMIT_MS, f"{what} first", f"{warm['median']:.2f} ms, reach {FIRST_TOKEN_LIMIT_MS}")
+            check.judge(extra < WAKE_LIMIT_MS, f"{what} wake", f"{detail} (target: {WAKE_LIMIT_MS:.0f} ms)")
+            check.judge(warm["median"] < FIRST_TOKEN_LIMIT_MS, f"{what} first", f"{warm['median']:.2f} ms (target: {FIRST_TOKEN_LIMIT_MS} ms)")
         done = server.end()
         check.judge(done.status == 0 and not done.timed_out, f"{what} end", f"SIGTERM: exit status {done.status} after {done.seconds:.1f} s in all"
                     if done.status == 0 else done.problem())

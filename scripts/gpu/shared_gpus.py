@@ -26,7 +26,7 @@ def jobs(check):
 def run(check):
     """Tokens, bits, operators, stalls and faults."""
     if not check.cuda or check.gpus >= RANKS:
-        check.skipped("shared", "for 1 to 3 GPUs: with more, each rank has its own")
+        check.skipped("shared", "only for 1 to 3 GPUs; with more, each rank has its own GPU")
         return
     golden.run_compared(check, golden.shared_gpu_work(check, RANKS), models.expected, lambda name: name == "tiny", 60)
     bits.compare_choices(check, RANKS, TOKENS)

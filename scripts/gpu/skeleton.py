@@ -89,7 +89,7 @@ def nanoseconds(check, job):
         try:
             done = check.run_job(job.with_options("--iterations", count), 40)
         except OutOfTime:
-            return None, "the part's time is over"
+            return None, "the part has run out of time"
         result = parsed(done)
         if result is None:
             unknown = "unexpected argument" in done.stderr

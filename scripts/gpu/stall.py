@@ -80,7 +80,7 @@ def run_stalls(check, ranks):
         else:
             runs += 1
             if bits(result) != undisturbed.get((job.placement, job.allreduce)):
-                problems.append(f"{job.what()} stall {stall}: other bits")
+                problems.append(f"{job.what()} stall {stall}: different bits")
     check.judge(not problems, f"stall N={ranks}", "; ".join(problems[:3]) or f"{runs} stalled runs, no bit changed")
 
 
@@ -110,10 +110,10 @@ def run_control(check, ranks):
             if result is None:
                 noticed.append(f"{placement} {lowering} stall {stall}: exit status {done.status}")
             elif bits(result) != bits(usual):
-                noticed.append(f"{placement} {lowering} stall {stall}: other bits")
+                noticed.append(f"{placement} {lowering} stall {stall}: different bits")
     check.judge(bool(noticed), f"stall control N={ranks}",
-                f"control noticed in {len(noticed)} of {runs} runs: {noticed[:2]}" if noticed else
-                f"{runs} runs without protection gave the usual bits: the test would not notice its absence")
+                f"missing protection detected in {len(noticed)} of {runs} runs: {noticed[:2]}" if noticed else
+                f"{runs} runs without protection gave the same bits as with it, so this test cannot detect missing protection")
 
 
 def run(check):

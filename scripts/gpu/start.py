@@ -88,7 +88,7 @@ def run_cold(check):
     done = future.result()
     folder.cleanup()
     check.judge(done.status == 0 and done.seconds < COLD_LIMIT, "start cold compile",
-                f"Qwen3-8B at TP4 on 2 cores: {done.seconds:.1f} s, reach {COLD_LIMIT:.0f} s" if done.status == 0
+                f"Qwen3-8B at TP4 on 2 cores: {done.seconds:.1f} s (target: {COLD_LIMIT:.0f} s)" if done.status == 0
                 else done.problem())
     check.figures["cold_compile_s"] = done.seconds if done.status == 0 else None
 
@@ -118,12 +118,12 @@ def run_warm(check):
             found, wall = summary(loads if None in ready else ready), summary(walls)
             check.judge(found["median"] < WARM_LIMIT, f"start warm N={job.ranks}",
                         f"ready for weights after {found['median']:.2f} s ({found['min']:.2f}-{found['max']:.2f}, {source}), "
-                        f"reach {WARM_LIMIT} s; {wall['median']:.2f} s from start to end of the process")
+                        f"target {WARM_LIMIT} s; {wall['median']:.2f} s from start to end of the process")
             if None in compiles:
-                check.failed(f"start second compile N={job.ranks}", "the log has no line on the cubin from the cache")
+                check.failed(f"start second compile N={job.ranks}", "the log has no line about the cubin from the cache")
             else:
                 check.judge(summary(compiles)["median"] < COMPILE_LIMIT, f"start second compile N={job.ranks}",
-                            f"{summary(compiles)['median']:.3f} s, reach {COMPILE_LIMIT} s")
+                            f"{summary(compiles)['median']:.3f} s (target: {COMPILE_LIMIT} s)")
             check.figures.setdefault("start", {})[f"N={job.ranks}"] = {
                 "ready_s": ready, "load_s": loads, "compile_s": compiles, "process_s": walls,
                 "log_of_the_last": [line for line in done.stderr.splitlines() if " INFO " in line][:20]}
@@ -152,12 +152,12 @@ def run_weights(check):
             return
         seconds = logged(done, r"weights: [\d.]+ GB in ([\d.]+) s")
         if seconds is None:
-            seconds, source = parsed(done)["timing"]["load_s"], "load_s: the whole start counts"
+            seconds, source = parsed(done)["timing"]["load_s"], "load_s, which includes the whole start"
         rates.append(loop["bytes"] / max(seconds, 1e-3))
     share = summary(rates)["median"] / plain_rate
     check.judge(share >= SPEED_SHARE, "start weights",
                 f"{summary(rates)['median'] / 1e9:.2f} GB/s ({source}), plain loop {plain_rate / 1e9:.2f} GB/s: "
-                f"{100 * share:.0f} %, reach {100 * SPEED_SHARE:.0f} %")
+                f"{100 * share:.0f} % (target: {100 * SPEED_SHARE:.0f} %)")
     check.figures["weights"] = {"bytes": loop["bytes"], "bytes_per_second": rates, "plain_loop_s": loop["seconds"],
                                 "source": source}
 

@@ -149,7 +149,7 @@ def problems(stderr, graphs, rank, op, only=None):
         wrong.append("no wait ran out of time")
     names = {line["graph"] for line in lines if line["graph"]}
     if len(names) != 1 or not names <= set(graphs):
-        return [*wrong, f"graphs {sorted(names)} are named, of {sorted(graphs)}"]
+        return [*wrong, f"the report names graphs {sorted(names)}; the job has {sorted(graphs)}"]
     stuck = Stuck(graphs[names.pop()], rank, op, only)
     for number in range(len(stuck.ranks)):
         own = [line for line in lines if int(line["rank"]) == number]
@@ -167,7 +167,7 @@ def rank_problems(stuck, number, lines, stderr):
     if any(line["iteration"] != "1" for line in lines):
         wrong.append("not in the first iteration")
     if any(line["tag"] and line["tag"] == line["tag_seen"] for line in lines):
-        wrong.append("a wait for flagged words that have come")
+        wrong.append("a wait for flagged words that have arrived")
     found = told([line for line in lines if not line["work"]])
     if stuck.static:
         expected = stuck.expected(number)
@@ -175,7 +175,7 @@ def rank_problems(stuck, number, lines, stderr):
             # If there are very many waits, the report has only the first ones.
             cut = f"rank {number}: " in "".join(re.findall(r"rank \d+: \d+ more waits?", stderr)) and set(found) <= set(expected)
             if not cut:
-                wrong.append(f"it says {sorted(map(str, found))}, and should say {sorted(map(str, expected))}")
+                wrong.append(f"reports {sorted(map(str, found))} instead of {sorted(map(str, expected))}")
         wrong += [f"{what}: workers {sorted(workers)}, not {sorted(expected[what])}" for what, workers in found.items()
                   if workers is not None and what in expected and workers != expected[what]]
         return wrong
