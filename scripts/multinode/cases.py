@@ -1,4 +1,4 @@
-"""What the nodes compute: the tokens of Hugging Face transformers, and the very bits of a run on one node."""
+"""What jobs on several nodes compute: the tokens of Hugging Face transformers, and the same bits as on one node."""
 import json
 import os
 import re
@@ -60,11 +60,11 @@ def check(cluster, program, family, hosts, placement, lowering, chunk, reference
     job = cluster.run(hosts, command)
     assert job.process.returncode == 0, f"status {job.process.returncode}:\n{job.stderr()[-4000:]}"
     found = result(job.stdout())
-    assert [r["tokens"] for r in found] == tokens, f"other tokens than Hugging Face transformers: {found}"
+    assert [r["tokens"] for r in found] == tokens, f"tokens differ from those of Hugging Face transformers: {found}"
     if reference:
         alone = subprocess.run(["mpirun", "-n", str(sum(hosts)), *map(str, command)], capture_output=True, text=True, timeout=60, env=os.environ)
         assert alone.returncode == 0, alone.stderr[-4000:]
-        assert found == result(alone.stdout), "other bits than on one node"
+        assert found == result(alone.stdout), "bits differ from those on one node"
 
 
 CLIENT = """import json, sys, urllib.request
@@ -85,7 +85,7 @@ def check_server(cluster, program):
     asked = subprocess.run([*cluster.enter(1), sys.executable, "-c", CLIENT, address, prompt], capture_output=True, text=True, timeout=60)
     assert asked.returncode == 0, f"{asked.stderr}\n{job.stderr()[-4000:]}"
     text, expected = json.loads(asked.stdout), result(alone.stdout)[0]["text"]
-    assert text == expected, f"{text!r} in place of {expected!r}"
+    assert text == expected, f"{text!r} instead of {expected!r}"
     for pid in job.ranks().values():
         os.kill(pid, signal.SIGTERM)
     job.wait(30)
@@ -104,7 +104,7 @@ def sleeps(pid):
 
 
 def check_host_sleeps(program):
-    """While its kernel runs, the host of the other node sleeps until the proxy rings it; it does not look for messages at short intervals."""
+    """While its kernel runs, the other node's host sleeps until the proxy wakes it. It does not poll for messages."""
     with Cluster(2, own_cores=True) as cluster:
         return count_sleeps(cluster, program)
 
@@ -118,7 +118,7 @@ def count_sleeps(cluster, program):
     before = sleeps(pid)
     time.sleep(seconds)
     often = (sleeps(pid) - before) / seconds
-    assert job.process.poll() is None, "the job was too short to tell"
+    assert job.process.poll() is None, "the job ended before its sleeps could be counted"
     job.wait(30)
     assert job.process.returncode == 0, job.stderr()[-4000:]
     # The watch 20 times a second, the host 50 times; 2,000 times without a ring.
@@ -147,4 +147,4 @@ def run_slow(program, report, long):
                 if len(case[1]) == 2:
                     report(f"{name}: {case[0]}, {case[2]}, {case[3]}", lambda case=case: check(cluster, program, *case, reference=long))
             if delay[2]:
-                assert cluster.relay.lost > 0, "the relay has lost nothing"
+                assert cluster.relay.lost > 0, "the relay has dropped no packet"

@@ -37,11 +37,11 @@ class Cluster:
                 net.bridge("nodes")
                 net.set_up("nodes")
             except OSError:
-                delay = (0.0, 0.0, 0.0)  # a kernel without bridges: packets take the way in user space
+                delay = (0.0, 0.0, 0.0)  # a kernel without bridges: packets go through user space
         for index, name in enumerate(self.names):
             holder = subprocess.Popen(["unshare", "-n", "--uts", "sh", "-c", f"hostname {name} && echo ok && exec sleep 100000"],
                                       stdout=subprocess.PIPE, text=True)
-            assert holder.stdout.readline() == "ok\n", "a node's namespaces can't be made"
+            assert holder.stdout.readline() == "ok\n", "a node's namespaces cannot be created"
             self.holders.append(holder)
             port = f"port{index + 1}"
             net.pair(port, "eth0", holder.pid)
@@ -161,7 +161,7 @@ class Job:
         return self
 
     def kill(self):
-        """All output of the job, to print when a test fails."""
+        """Kills all processes of the job."""
         for node in range(1, len(self.cluster.names) + 1):
             for pid, _ in self.cluster.processes(node):
                 try:

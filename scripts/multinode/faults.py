@@ -1,4 +1,4 @@
-"""What ends a job over nodes: each rank that is left says within seconds which node is gone, and ends with status 4."""
+"""Faults that end a job on several nodes. Within seconds each remaining rank reports which node is gone, and ends with status 4."""
 import ctypes
 import json
 import os
@@ -49,7 +49,7 @@ def await_stop(job, rank):
 
 
 def await_ends(job, ranks, since, meanwhile=lambda: None, killed=()):
-    """Until these ranks have ended; each within the limit, with status 4. `killed`: those that a daemon may kill first."""
+    """Waits until these ranks have ended, each within the limit and with status 4. `killed`: those that a daemon may kill first."""
     while time.time() < since + LIMIT + 5:
         if all(rank in job.statuses() for rank in ranks):
             break
@@ -71,13 +71,13 @@ def nothing_left(cluster, job, nodes, seconds=20):
         if time.monotonic() > end:
             left = {node: cluster.processes(node) for node in nodes}
             job.kill()
-            raise AssertionError(f"left behind after {seconds} s: {left}")
+            raise AssertionError(f"still running after {seconds} s: {left}")
         time.sleep(0.05)
 
 
 def says(job, *texts):
     for text in texts:
-        assert text in job.stderr(), f"nobody says `{text}`:\n{job.stderr()[-4000:]}"
+        assert text in job.stderr(), f"no rank says `{text}`:\n{job.stderr()[-4000:]}"
 
 
 def link_cut(cluster, program, hosts):
@@ -155,14 +155,14 @@ def rank_killed_while_loading(cluster, program, hosts):
 
 
 def proxy_stopped(cluster, program, hosts):
-    """The proxy's thread of the last rank does nothing more, though the rank lives: as a debugger would stop it."""
+    """The last rank's proxy thread is stopped, as a debugger would stop it, but the rank lives."""
     job = start(cluster, program, hosts, GENTLE)
     victim = sum(hosts) - 1
     threads = Path(f"/proc/{job.ranks()[victim]}/task")
     (proxy,) = [int(thread.name) for thread in threads.iterdir() if (thread / "comm").read_text().strip() == "proxy"]
     libc = ctypes.CDLL(None, use_errno=True)
     since = time.time()
-    assert libc.ptrace(PTRACE_ATTACH, proxy, None, None) == 0, "the proxy's thread can't be stopped"
+    assert libc.ptrace(PTRACE_ATTACH, proxy, None, None) == 0, "the proxy's thread cannot be stopped"
 
     def reap():
         try:

@@ -46,7 +46,7 @@ def puts(bench, report, rounds, repeats):
 
 
 def decode(program, bench, report, repeats):
-    """The tiny model's time a token on two nodes of one rank each, beside one node of two ranks, and what the exchanges of a token explain of it."""
+    """The tiny model's time per token on two nodes of one rank each and on one node of two ranks, and how much of it the exchanges of a token explain."""
     command = [program, TINY / "model.json", "--backend", "cpu", "--json", "--workers", "1", "--allreduce", "one-shot", "--max-new-tokens", str(TOKENS), "--ignore-eos"]
     config = json.loads((TINY / "config.json").read_text())
     # The sum of the embedding, two allreduces a layer and the exchange of tokens follow each other; a word of 8 bytes brings a sum of 4.
@@ -69,11 +69,11 @@ def decode(program, bench, report, repeats):
                 one.append(time_of(alone.stdout))
                 if bench:
                     ways.append(one_way(cluster, bench, 2000, size)[2])
-        text = f"{median(nodes):.0f} us a token on 2 nodes (each run: {', '.join(f'{time:.0f}' for time in nodes)}), {median(one):.0f} us on one, {median(messages):.1f} messages a token from each"
+        text = f"{median(nodes):.0f} us per token on 2 nodes (each run: {', '.join(f'{time:.0f}' for time in nodes)}), {median(one):.0f} us on one, {median(messages):.1f} messages per token from each"
         if bench:
             explained = median(one) + follow * median(ways)
-            text += (f"; {follow} exchanges of {size} bytes after each other, {median(ways):.1f} us each, and the time on one node: {explained:.0f} us, "
-                     f"{100 * (median(nodes) / explained - 1):+.0f} % off (medians of {repeats})")
+            text += (f"; {follow} consecutive exchanges of {size} bytes, {median(ways):.1f} us each, and the time on one node make {explained:.0f} us, "
+                     f"{100 * (median(nodes) / explained - 1):+.0f} % difference (medians of {repeats})")
         return text
 
     report("tiny model, 1 + 1 ranks beside 2", measure)

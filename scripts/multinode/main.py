@@ -1,4 +1,4 @@
-"""All parts of the test over nodes. See scripts/multinode_test.sh."""
+"""All parts of the multi-node test. See scripts/multinode_test.sh."""
 import argparse
 import os
 import sys
@@ -13,11 +13,14 @@ PARTS = {"cases": cases.run, "slow": cases.run_slow, "faults": faults.run, "figu
 
 
 def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("parts", nargs="*", choices=[[], *PARTS])
+    parser = argparse.ArgumentParser("scripts/multinode_test.sh")
+    parser.add_argument("parts", nargs="*", metavar="PART", help=", ".join(PARTS))
     parser.add_argument("--long", action="store_true")
     parser.add_argument("--program", default=os.environ["MPK_MULTINODE_PROGRAM"])
     arguments = parser.parse_args()
+    for name in arguments.parts:
+        if name not in PARTS:
+            parser.error(f"no part {name}; the parts are {', '.join(PARTS)}")
     if not os.access(arguments.program, os.X_OK):
         print(f"multinode: there is no {arguments.program}; build it: cargo build --release -p mpk-launch --bins", file=sys.stderr)
         return 2

@@ -50,7 +50,7 @@ def link(name="", index=0, flags=0, change=0):
 
 
 def ask(what, kind, body, flags=0):
-    """One request, which the kernel does or refuses."""
+    """Sends one request to the kernel. Raises OSError if it refuses."""
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as netlink:
         netlink.settimeout(5)
         netlink.bind((0, 0))
@@ -87,7 +87,7 @@ def add_address(name, address, bits):
 
 
 def delete(name):
-    """True where there was such a link."""
+    """Returns true if there was such a link."""
     try:
         ask(f"link {name}", DELETE_LINK, link(index=socket.if_nametoindex(name)))
     except OSError:

@@ -10,7 +10,7 @@ holder = subprocess.Popen(["unshare", "--net", "--uts", "sh", "-c", "hostname pr
                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 said = holder.stdout.readline()
 if said != "ok\n":
-    print(said.strip() or "unshare says nothing")
+    print(said.strip() or "unshare failed without a message")
     sys.exit(77)
 try:
     net.set_up("lo")

@@ -59,7 +59,7 @@ class Relay:
             opened.close()
 
     def _run(self):
-        behind = {}  # address of a card -> its port
+        behind = {}  # address of a card: its port
         waiting, number = [], 0
         latest = {}
         poll = select.poll()
