@@ -11,7 +11,7 @@ Makes nodes of network namespaces, with host names and addresses of their own, a
 unless some are named:
 
   cases    every family, placements, lowerings, batches and prompts in chunks: the tokens of Hugging Face transformers, and the same
-           bits as on one node
+           bits as on one node; one case with every access of every task checked (MPK_SANITIZE)
   slow     the same over a network with 20 ms of delay and jitter, and over one that loses 1 % of the packets
   faults   a link cut (also at the first contact), a node frozen, a rank killed (also while loading), a proxy stopped, mpirun and its
            daemon killed: every rank ends within the deadline and 10 s with status 4 and says which node is gone, and nothing is left

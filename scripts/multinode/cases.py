@@ -67,6 +67,18 @@ def check(cluster, program, family, hosts, placement, lowering, chunk, reference
         assert found == result(alone.stdout), "bits differ from those on one node"
 
 
+def check_sanitized(cluster, program):
+    """Every access of every task's kernel is one that the task declared, also where its data and queues come from another node."""
+    hosts = (2, 2)
+    path, tokens = model(cluster.folder, "qwen3", hosts, 6)
+    command = [program, *arguments(path, "dynamic", "hierarchical"), "--log-all-ranks"]
+    # If no run has compiled the checked kernels, the first rank does.
+    job = cluster.run(hosts, command, 240, ["-x", "MPK_SANITIZE=1", "-x", "MPK_LOG=debug"])
+    assert job.process.returncode == 0, f"status {job.process.returncode}:\n{job.stderr()[-4000:]}"
+    assert job.stderr().count("every access is checked by ") == sum(hosts), "not all ranks were checked"
+    assert [r["tokens"] for r in result(job.stdout())] == tokens, "tokens differ from those of Hugging Face transformers"
+
+
 CLIENT = """import json, sys, urllib.request
 body = {"prompt": sys.argv[2], "max_tokens": 24, "temperature": 0}
 request = urllib.request.Request(sys.argv[1] + "/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"})
@@ -135,6 +147,7 @@ def run(program, report, long):
                     name = f"{family}, {' + '.join(map(str, hosts))} ranks, {placement}, {lowering}" + (f", {chunk} rows" if chunk else "")
                     report(name, lambda case=case: check(cluster, program, *case))
             if count == 2:
+                report("qwen3, 2 + 2 ranks, dynamic, hierarchical, 6 rows, every access checked", lambda: check_sanitized(cluster, program))
                 report("mpk-serve, 1 + 1 ranks", lambda: check_server(cluster, program))
     report("the other node's host sleeps, 1 + 1 ranks", lambda: check_host_sleeps(program))
 

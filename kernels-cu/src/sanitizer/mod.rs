@@ -176,6 +176,7 @@ impl Library {
         }
         let missing = || format!("{} lacks a function", path.display());
         let symbol = |name| symbol(handle, name).ok_or_else(missing);
+        tracing::debug!("every access is checked by {}", path.display());
         let (declare, forget) = (symbol("mpk_sanitizer_declare")?, symbol("mpk_sanitizer_forget")?);
         let (name, forget_names) = (symbol("mpk_sanitizer_name")?, symbol("mpk_sanitizer_forget_names")?);
         // SAFETY: operands.cpp and report.cpp define functions of these types under these names.
