@@ -12,12 +12,16 @@ const VARIABLE: &CStr = c"opal_show_help";
 
 type Show = unsafe extern "C" fn(*const c_char, *const c_char, bool) -> c_int;
 
-/// From now on, Open MPI's messages go to the log (`MPK_LOG=debug`). Other MPI libraries are left alone.
-pub(crate) fn take_to_log() {
+/// From now on, Open MPI's messages go to the log (`MPK_LOG=debug`). `library` is what the MPI library says about itself. Other libraries,
+/// and other versions of Open MPI, where the name may be a function's, are left alone.
+pub(crate) fn take_to_log(library: &str) {
+    if !library.starts_with("Open MPI v4.") {
+        return;
+    }
     // SAFETY: looks up a name.
     let found: *mut c_void = unsafe { libc::dlsym(libc::RTLD_DEFAULT, VARIABLE.as_ptr()) };
     if !found.is_null() {
-        // SAFETY: a variable of Open MPI that holds a function's address, which it loads before each call. `to_log` leaves the further
+        // SAFETY: in all releases of Open MPI 4, a variable that holds a function's address, which Open MPI loads before each call. `to_log` leaves the further
         // arguments of this variadic function alone (see `mpi_errors`). All aligned addresses are written at once.
         unsafe { found.cast::<Show>().write_volatile(to_log) };
     }

@@ -136,7 +136,7 @@ impl World {
         });
         if let Some(watch) = &self.watch {
             if !far.is_empty() {
-                mpi_help::take_to_log();
+                mpi_help::take_to_log(&mpi_library());
                 watch.set_elsewhere(
                     self.size(),
                     far.iter().map(|&peer| (peer, nodes.name_of(peer).to_string())),

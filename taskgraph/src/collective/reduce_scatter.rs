@@ -11,9 +11,9 @@ use crate::split::Sharding;
 use crate::task_graph::core_types;
 use crate::task_type::{Access, Need, OpError, OpView, OperandView, ShardRule, TaskSpec, TensorType};
 
-/// `reduce_scatter(x)`: the sum of a partial tensor `[rows, columns]` over the ranks, in rank order. Each rank gets its share
-/// of the result. The summands may be f32, bf16 or f16; they are summed in f32. Attributes: `shard`, written as for a tensor, is the split of the result; `dtype` (`f32`, `bf16`, `f16`) is the
-/// element type of the result, f32 by default.
+/// `reduce_scatter(x)`: the sum of a partial tensor `[rows, columns]` over the ranks, in rank order. Each rank gets its share of the
+/// result. The summands may be f32, bf16 or f16; they are summed in f32. Attributes: `shard`, written as for a tensor, is the split of the
+/// result; `dtype` (`f32`, `bf16`, `f16`) is the element type of the result, f32 by default.
 #[derive(Debug)]
 pub struct ReduceScatter;
 

@@ -7,7 +7,8 @@ use crate::options::BuildOptions;
 use crate::region::Region;
 use crate::task_type::{ExpansionOperand, TaskSpec, TensorType};
 
-/// Restricts the step that reads `input` to the rank's own rows. `None` unless one step reads it, each of its tasks reads and writes rows of one rank, and it writes one temporary.
+/// Restricts the step that reads `input` to the rank's own rows. `None` unless one step reads it, each of its tasks reads and writes
+/// rows of one rank, and it writes one temporary.
 pub(super) fn own_step(
     class: &[LocalClass],
     input: usize,

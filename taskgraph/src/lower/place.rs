@@ -16,8 +16,8 @@ impl Dealer {
         Dealer { workers: workers.max(1), next: 0 }
     }
 
-    /// Workers of the tasks of one slot: in turn, if the tasks cost about the same. With `follow`, task `t` of `n` goes to the worker that has the same share of the
-    /// previous slot: copies and sums follow the tile that they handle.
+    /// Workers of the tasks of one slot: in turn, if the tasks cost about the same. With `follow`, task `t` of `n` goes to the worker that
+    /// has the same share of the previous slot: copies and sums follow the tile that they handle.
     pub fn deal(&mut self, part: &Part, follow: bool) -> Vec<u32> {
         let n = part.tasks.len();
         let w = self.workers as usize;
