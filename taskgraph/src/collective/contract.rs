@@ -108,9 +108,9 @@ pub enum SumRows {
     #[default]
     Any,
     /// A rank sums the rows that it owns, because it has only these rows of the residual. All ranks get the result. Blocks of
-    /// [`OWNED_ROWS`](super::OWNED_ROWS) rows belong to the ranks in turn.
+    /// 256 rows belong to the ranks in turn.
     Own,
-    /// The same, and only rank r gets these rows of the result. Other ranks' rows of it have no value there.
+    /// The same, and only the owner of a row gets its sum. The other rows have no value.
     Kept,
 }
 
