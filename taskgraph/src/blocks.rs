@@ -28,6 +28,17 @@ impl Blocks {
         group > 0 && indices > 0 && u64::from(indices).is_multiple_of(group)
     }
 
+    /// The rank to which the region belongs; `None` if it is not inside one block.
+    pub fn owner(&self, region: &Region, world: u32) -> Option<u32> {
+        self.block(region).map(|block| block % world)
+    }
+
+    fn block(&self, region: &Region) -> Option<u32> {
+        let d = usize::from(self.dim);
+        let (first, last) = (region.lo[d] / self.size, region.hi[d].saturating_sub(1) / self.size);
+        (first == last).then_some(first)
+    }
+
     /// The region turned by `rank`. `None` if it is neither inside one block nor whole groups of blocks, one for each rank.
     pub fn turned(&self, region: &Region, world: u32, rank: u32) -> Option<Region> {
         let d = usize::from(self.dim);
@@ -38,10 +49,7 @@ impl Blocks {
         if lo.is_multiple_of(group) && hi.is_multiple_of(group) {
             return Some(*region);
         }
-        let block = lo / self.size;
-        if block != (hi - 1) / self.size {
-            return None;
-        }
+        let block = self.block(region)?;
         let turned = block / world * world + (block % world + rank) % world;
         let start = turned * self.size + lo % self.size;
         Some(region.with(d, start, start + (hi - lo)))

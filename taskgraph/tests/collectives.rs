@@ -270,13 +270,19 @@ fn summands_are_sent_in_their_own_type() {
     }
 }
 
+/// A row-parallel product of x `[4, k]` with 48 bf16 partial sums for each row: the graph, x and the sums.
+fn rounded_product(name: &str, k: u64) -> (OpGraph, TensorId, TensorId) {
+    let mut g = OpGraph::new(name, capacity());
+    let x = g.input("x", DType::F32, &[4, k]);
+    let w = g.weight("w", DType::Bf16, &[48, k], Some((1, EVEN)));
+    let a = g.op("a", "linear", &[x, w], attrs(json!({"output_dtype": "bf16"})));
+    (g, x, a)
+}
+
 /// An `add` becomes the residual of an allreduce that was inserted, whatever the type of the summands.
 #[test]
 fn a_residual_is_added_to_rounded_summands() {
-    let mut g = OpGraph::new("residual", capacity());
-    let x = g.input("x", DType::F32, &[4, 48]);
-    let w = g.weight("w", DType::Bf16, &[48, 48], Some((1, EVEN)));
-    let a = g.op("a", "linear", &[x, w], attrs(json!({"output_dtype": "bf16"})));
+    let (mut g, x, a) = rounded_product("residual", 48);
     let y = g.op("y", "add", &[x, a], Attrs::new());
     g.tensor_mut(y).output = true;
     for world in [2, 3] {
@@ -292,10 +298,7 @@ fn a_residual_is_added_to_rounded_summands() {
 /// Over nodes, summands travel within a node in their own type. The sums of nodes are f32.
 #[test]
 fn sums_of_nodes_are_not_rounded() {
-    let mut g = OpGraph::new("nodes", capacity());
-    let x = g.input("x", DType::F32, &[4, 16]);
-    let w = g.weight("w", DType::Bf16, &[48, 16], Some((1, EVEN)));
-    let a = g.op("a", "linear", &[x, w], attrs(json!({"output_dtype": "bf16"})));
+    let (mut g, _, a) = rounded_product("nodes", 16);
     let y = g.op("y", "scale", &[a], Attrs::new());
     g.tensor_mut(y).output = true;
     let o = BuildOptions {

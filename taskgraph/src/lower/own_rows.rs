@@ -1,6 +1,7 @@
 //! The step of an operator that each rank carries out for its own rows of a sum (`owned`), and how it sends them to the others.
 
 use super::types::{Dims, LocalClass, OwnStep, Part};
+use crate::blocks::Blocks;
 use crate::collective::{Exchange, OWNED_ROWS, Operand, Send, rows_kind};
 use crate::op_graph::Rows;
 use crate::options::BuildOptions;
@@ -25,17 +26,14 @@ pub(super) fn own_step(
         return None;
     }
     let at = known.inputs.iter().position(|&o| o == operand)?;
-    let (of_rows, of_written) = (OWNED_ROWS, block_of(&class[0].temporaries[temporary].1, rows)?);
-    let block = |region: &Region, size: u32| {
-        let (first, last) = (region.lo[0] / size, region.hi[0].saturating_sub(1) / size);
-        (first == last).then_some(first % world)
-    };
+    let of_written = block_of(&class[0].temporaries[temporary].1, rows)?;
+    let owner_of = |size: u32, region: &Region| Blocks { dim: 0, size }.owner(region, world);
     let owner = |task: &TaskSpec| {
-        let mut all =
-            task.reads.iter().filter(|a| usize::from(a.operand) == at).map(|a| block(&a.region, of_rows));
+        let reads = task.reads.iter().filter(|a| usize::from(a.operand) == at);
+        let reads = reads.map(|a| owner_of(OWNED_ROWS, &a.region));
+        let mut all = reads.chain(task.writes.iter().map(|w| owner_of(of_written, &w.region)));
         let first = all.next()??;
-        let alike = all.all(|other| other == Some(first));
-        (alike && task.writes.iter().all(|w| block(&w.region, of_written) == Some(first))).then_some(first)
+        all.all(|other| other == Some(first)).then_some(first)
     };
     let mut restricted = class.to_vec();
     for (rank, local) in restricted.iter_mut().enumerate() {
