@@ -157,7 +157,7 @@ pub struct Partition {
     pub params: Vec<u32>,
     /// Scratch memory that a worker needs for such a task, in bytes.
     pub scratch_bytes: u64,
-    /// The tasks. Their writes cover the outputs exactly once.
+    /// The tasks. Their writes cover the outputs exactly once. In an [`Expansion`], several operators may do so together.
     pub tasks: Vec<TaskSpec>,
 }
 

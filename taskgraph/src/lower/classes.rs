@@ -137,6 +137,7 @@ impl<'a> Classes<'a> {
         let expansion = task_type.expand(local, self.target).map_err(|e| Failure::Message(e.0))?;
         let Some(expansion) = expansion else {
             let partition = task_type.partition(local, self.target).map_err(|e| Failure::Message(e.0))?;
+            check_written(local.rank, &written(local, &partition)?)?;
             let part = self.add_part(task_type, local, partition, push, earlier_part(earlier, 0), parts)?;
             let step = Step {
                 task_type: task_type.clone(),
@@ -161,6 +162,8 @@ impl<'a> Classes<'a> {
             }
         }
         let mut steps = Vec::with_capacity(expansion.ops.len());
+        // Steps may each write a part of one operand. Steps that declare all of it write different rows, known only at run time.
+        let mut parts_written: Vec<(ExpansionOperand, Written)> = Vec::new();
         let (sharding, role) = (Sharding::Replicated, Role::Activation);
         for expanded in &expansion.ops {
             let step_type = self.task_type(expanded.op_type)?;
@@ -211,6 +214,13 @@ impl<'a> Classes<'a> {
             let finer = Target { workers: self.target.workers * local.world, ..self.target.clone() };
             let target = if of_own { &finer } else { self.target };
             let partition = step_type.partition(&step_op, target).map_err(|e| Failure::Message(e.0))?;
+            let of_step = expanded.outputs.iter().zip(written(&step_op, &partition)?);
+            for (&operand, of_step) in of_step.filter(|(_, output)| output.written != output.elements) {
+                match parts_written.iter_mut().find(|(known, _)| *known == operand) {
+                    Some((_, known)) => known.written += of_step.written,
+                    None => parts_written.push((operand, of_step)),
+                }
+            }
             let pushed = push
                 && task_type
                     .pushable_output()
@@ -231,6 +241,8 @@ impl<'a> Classes<'a> {
                 part,
             });
         }
+        let parts_written: Vec<Written> = parts_written.into_iter().map(|(_, written)| written).collect();
+        check_written(local.rank, &parts_written)?;
         Ok(LocalClass { temporaries, steps, own: None })
     }
 
@@ -247,7 +259,6 @@ impl<'a> Classes<'a> {
         earlier: u32,
         parts: &mut Vec<Part>,
     ) -> Result<u32, Failure> {
-        check(op, &partition)?;
         if partition.tasks.is_empty() {
             return Ok(NONE);
         }
@@ -303,15 +314,34 @@ fn same_shape(a: &LocalClass, b: &LocalClass) -> bool {
         })
 }
 
-/// Checks that a partition stays inside its operands, and that its writes cover each output exactly once.
-fn check(op: &LocalOp<'_>, partition: &Partition) -> Result<(), Failure> {
+/// How much of an output tasks write.
+struct Written {
+    name: String,
+    persistent: bool,
+    elements: u64,
+    written: u64,
+}
+
+/// What a partition writes of each output. Checks that it stays inside its operands.
+fn written(op: &LocalOp<'_>, partition: &Partition) -> Result<Vec<Written>, Failure> {
     let space = |view: &OperandView<'_>, ty: &TensorType| match view.role {
         Role::Persistent { region_dims: Some(dims) } => (Dims::new(dims), true),
         _ => (Dims::new(&ty.dims), false),
     };
     let inputs: Vec<_> = op.global.inputs.iter().zip(&op.inputs).map(|(v, t)| space(v, t)).collect();
     let outputs: Vec<_> = op.global.outputs.iter().zip(&op.outputs).map(|(v, t)| space(v, t)).collect();
-    let mut written = vec![0u64; outputs.len()];
+    let mut written: Vec<Written> = op
+        .global
+        .outputs
+        .iter()
+        .zip(&outputs)
+        .map(|(view, (dims, _))| Written {
+            name: view.name.to_string(),
+            persistent: matches!(view.role, Role::Persistent { .. }),
+            elements: dims.volume(),
+            written: 0,
+        })
+        .collect();
     for task in &partition.tasks {
         for (accesses, spaces, what) in
             [(&task.reads[..], &inputs, "read"), (&task.writes[..], &outputs, "write")]
@@ -342,19 +372,18 @@ fn check(op: &LocalOp<'_>, partition: &Partition) -> Result<(), Failure> {
             }
         }
         for access in &task.writes {
-            written[access.operand as usize] += access.region.volume();
+            written[access.operand as usize].written += access.region.volume();
         }
     }
-    for (index, ((dims, _), written)) in outputs.iter().zip(written).enumerate() {
-        let persistent = matches!(op.global.outputs[index].role, Role::Persistent { .. });
-        if !persistent && written != dims.volume() {
-            return Err(Failure::Message(format!(
-                "on rank {} its tasks write {written} of {} elements of output `{}`; they must cover it once",
-                op.rank,
-                dims.volume(),
-                op.global.outputs[index].name
-            )));
-        }
+    Ok(written)
+}
+
+/// Checks that the tasks of an operator cover each of its outputs exactly once.
+fn check_written(rank: u32, outputs: &[Written]) -> Result<(), Failure> {
+    match outputs.iter().find(|output| !output.persistent && output.written != output.elements) {
+        None => Ok(()),
+        Some(Written { name, elements, written, .. }) => Err(Failure::Message(format!(
+            "on rank {rank} its tasks write {written} of {elements} elements of output `{name}`; they must cover it once"
+        ))),
     }
-    Ok(())
 }

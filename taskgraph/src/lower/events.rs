@@ -1,6 +1,6 @@
 //! Dependencies of one rank, derived from the regions that tasks access. `grouping` says which tasks share an event.
 
-use super::grouping::{ALL, COVERED, Grouping, GroupingKey, LinkKey, SOME, flags};
+use super::grouping::{ALL, COVERED, Grouping, GroupingKey, JOINT, LinkKey, SOME, flags};
 use super::overlap::{Overlap, Shift, Side, overlap};
 use super::plan::Plan;
 use super::types::{CLOSING_EVENT, FIRST_EVENT, NONE, Part, SlotKind};
@@ -21,7 +21,7 @@ pub(crate) struct Link {
     from_side: Side,
     to_side: Side,
     from_tensor: u32,
-    to_tensor: u32,
+    pub to_tensor: u32,
     /// The words carry their epoch, so the writers on every rank come before the reader without an event.
     pub flagged: bool,
 }
@@ -93,8 +93,10 @@ pub(crate) struct Analysis {
     pub first_local_event: u32,
     /// Remote events that no task waits for, with their slots.
     pub unwatched: Vec<(u32, u32)>,
-    /// [`ALL`], [`SOME`] and [`COVERED`] for each link.
+    /// [`ALL`], [`SOME`], [`COVERED`] and [`JOINT`] for each link.
     pub flags: Vec<u8>,
+    /// For each link, another later slot, or [`NONE`]: for every task of the earlier slot, a task of one of the two waits.
+    pub partner: Vec<u32>,
 }
 
 /// For each task the events that it waits for: the begin event where there is no other.
@@ -173,6 +175,8 @@ pub(crate) fn analyse(plan: &Plan, links: &Links, rank: u32) -> Analysis {
         event_slot,
         unwatched: Vec::new(),
         flags: vec![0; links.all.len()],
+        partner: vec![NONE; links.all.len()],
+        joint: HashMap::new(),
         groupings: HashMap::new(),
         first_task,
         dynamic: plan.options.placement == Placement::Dynamic,
@@ -225,6 +229,9 @@ pub(crate) fn analyse(plan: &Plan, links: &Links, rank: u32) -> Analysis {
         }
     }
     state.drop_implied();
+    for (_, numbers) in state.joint.into_values().filter(|(waiting, _)| !waiting.contains(&false)) {
+        numbers.into_iter().for_each(|number| state.flags[number] |= JOINT);
+    }
     Analysis {
         first_task: state.first_task,
         dependencies: Dependencies::new(&state.dependencies),
@@ -233,6 +240,7 @@ pub(crate) fn analyse(plan: &Plan, links: &Links, rank: u32) -> Analysis {
         first_local_event,
         unwatched: state.unwatched,
         flags: state.flags,
+        partner: state.partner,
     }
 }
 
@@ -247,6 +255,9 @@ struct Builder {
     event_slot: Vec<u32>,
     unwatched: Vec<(u32, u32)>,
     flags: Vec<u8>,
+    partner: Vec<u32>,
+    /// By later slot and tensor: which tasks of the slot wait for some writer of the tensor, and the links through which they do.
+    joint: HashMap<(u32, u32), (Vec<bool>, Vec<usize>)>,
     groupings: HashMap<GroupingKey, Rc<Grouping>>,
     dynamic: bool,
 }
@@ -293,7 +304,7 @@ impl Builder {
                 *trigger = base + event;
             }
         }
-        for ((number, found), (waits, flags)) in overlaps.iter().zip(&grouping.links) {
+        for ((number, found), waits) in overlaps.iter().zip(&grouping.links) {
             let link = links.all[*number];
             let consumers = self.consumers(link.to);
             if link.flagged {
@@ -302,8 +313,16 @@ impl Builder {
                 }
                 continue;
             }
-            self.flags[*number] = *flags;
-            for (consumer, &event) in consumers.zip(waits) {
+            self.flags[*number] = waits.flags;
+            self.partner[*number] = waits.partner.map_or(NONE, to);
+            if waits.flags & SOME == 0 {
+                let tensor = plan.root(link.to_tensor, 0).0;
+                let joint = self.joint.entry((link.to, tensor));
+                let (waiting, numbers) = joint.or_insert_with(|| (vec![false; consumers.len()], Vec::new()));
+                waiting.iter_mut().zip(&waits.events).for_each(|(w, &event)| *w |= event != NONE);
+                numbers.push(*number);
+            }
+            for (consumer, &event) in consumers.zip(&waits.events) {
                 if event != NONE {
                     self.depend(consumer, base + event);
                 }

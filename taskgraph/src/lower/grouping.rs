@@ -14,6 +14,8 @@ pub(crate) const ALL: u8 = 1;
 pub(crate) const SOME: u8 = 2;
 /// For every task of the earlier slot, a task of the later one waits.
 pub(crate) const COVERED: u8 = 4;
+/// Every task of the later slot waits for some task of this slot, or of another one that writes the same tensor and has such a link.
+pub(crate) const JOINT: u8 = 8;
 
 /// All that the events of a slot depend on. Equal layers have equal keys.
 #[derive(PartialEq, Eq, Hash)]
@@ -41,8 +43,17 @@ pub(super) struct Grouping {
     pub event_of: Vec<u32>,
     /// Number of triggers of each event.
     pub triggers: Vec<u32>,
-    /// For each link, the event that each consumer waits for, or [`NONE`], and the link's flags. Nothing if its words are flagged.
-    pub links: Vec<(Vec<u32>, u8)>,
+    /// In the order of the links.
+    pub links: Vec<Waits>,
+}
+
+/// Who waits for a slot's events because of one link. Nobody if its words are flagged.
+pub(super) struct Waits {
+    /// The event that each consumer waits for, or [`NONE`].
+    pub events: Vec<u32>,
+    pub flags: u8,
+    /// Without [`COVERED`]: the place of a link to another slot, with whose consumers those of this one wait for every task.
+    pub partner: Option<usize>,
 }
 
 impl Grouping {
@@ -103,7 +114,15 @@ impl Grouping {
             flags(some && !waits.is_empty() && !unused && triggers.len() == 1, some, covered)
         };
         let flags: Vec<u8> = links.iter().zip(&waits).map(|(link, waits)| flags_of(link, waits)).collect();
-        let links = waits.into_iter().zip(flags).collect();
+        let partner_of = |place: usize| {
+            let own = &touched[links[place].1.to];
+            let completes = |other: &usize| own.iter().zip(&touched[*other]).all(|(a, b)| *a || *b);
+            let wanted = flags[place] & COVERED == 0 && !unused && !links[place].1.flagged;
+            wanted.then(|| (0..links.len()).find(completes)).flatten()
+        };
+        let partners: Vec<Option<usize>> = (0..links.len()).map(partner_of).collect();
+        let links = waits.into_iter().zip(flags).zip(partners);
+        let links = links.map(|((events, flags), partner)| Waits { events, flags, partner }).collect();
         Grouping { event_of, triggers, links }
     }
 }

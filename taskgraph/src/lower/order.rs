@@ -5,9 +5,9 @@
 //! ranks, so that all ranks draw the same conclusions.
 
 use super::events::{Analysis, Links};
-use super::grouping::{ALL, COVERED, SOME};
+use super::grouping::{ALL, COVERED, JOINT, SOME};
 use super::plan::Plan;
-use super::types::{SlotKind, Table};
+use super::types::{NONE, SlotKind, Table};
 
 /// A set of slots.
 #[derive(Clone, Debug)]
@@ -26,6 +26,21 @@ impl Set {
     fn add(&mut self, other: &Set) {
         self.0.iter_mut().zip(&other.0).for_each(|(a, b)| *a |= b);
     }
+    fn keep(&mut self, other: &Set) {
+        self.0.iter_mut().zip(&other.0).for_each(|(a, b)| *a &= b);
+    }
+}
+
+/// A link from the slot `from`.
+#[derive(Clone, Copy, Debug)]
+struct Incoming {
+    from: u32,
+    flagged: bool,
+    /// Those that hold on all ranks.
+    flags: u8,
+    /// [`Analysis::partner`], if it is the same on all ranks.
+    partner: u32,
+    tensor: u32,
 }
 
 #[derive(Clone, Debug)]
@@ -52,10 +67,14 @@ impl Order {
     pub fn new(plan: &Plan, links: &Links, analyses: &[&Analysis]) -> Self {
         let begin = plan.slots.len();
         let empty = Set::new(begin + 1);
-        let mut incoming: Vec<Vec<(u32, bool, u8)>> = vec![Vec::new(); begin];
+        let mut incoming: Vec<Vec<Incoming>> = vec![Vec::new(); begin];
         for (number, link) in links.all.iter().enumerate() {
-            let flags = analyses.iter().fold(ALL | SOME | COVERED, |all, a| all & a.flags[number]);
-            incoming[link.to as usize].push((link.from, link.flagged, flags));
+            let flags = analyses.iter().fold(ALL | SOME | COVERED | JOINT, |all, a| all & a.flags[number]);
+            let partner = analyses.first().map_or(NONE, |a| a.partner[number]);
+            let partner = if analyses.iter().all(|a| a.partner[number] == partner) { partner } else { NONE };
+            let tensor = plan.root(link.to_tensor, 0).0;
+            let link_in = Incoming { from: link.from, flagged: link.flagged, flags, partner, tensor };
+            incoming[link.to as usize].push(link_in);
         }
         let mut known: Vec<Known> = Vec::with_capacity(begin);
         let mut end = empty.clone();
@@ -74,12 +93,13 @@ impl Order {
                 }
                 _ if everywhere => {
                     k.own.insert(begin);
-                    for &(from, flagged, flags) in &incoming[index] {
+                    for &Incoming { from, flagged, flags, .. } in &incoming[index] {
                         follow(&mut k, from as usize, &known[from as usize], flagged, flags);
                     }
-                    for &(from, _, flags) in &incoming[index] {
+                    follow_together(&mut k, &known, &incoming[index]);
+                    for &Incoming { from, flags, .. } in &incoming[index] {
                         let sum = (from as usize).wrapping_sub(2);
-                        let sums = |&(f, _, flags): &(u32, bool, u8)| f as usize == sum && flags & ALL != 0;
+                        let sums = |link: &Incoming| link.from as usize == sum && link.flags & ALL != 0;
                         if flags & ALL != 0
                             && let Some(first_copy) = completes(plan, from)
                             && incoming[index].iter().any(sums)
@@ -168,6 +188,34 @@ fn follow(k: &mut Known, from: usize, p: &Known, flagged: bool, flags: u8) {
             k.other_covered.insert(from);
             k.other_covered.add(&p.own_covered);
             k.own_covered.add(&p.other_covered);
+        }
+    }
+}
+
+/// What a slot learns from several slots together that write parts of one tensor. Tasks that each follow one of them know what all of them
+/// know. A slot whose tasks are each before a task of this slot, or of another that this slot covers, is covered too.
+fn follow_together(k: &mut Known, known: &[Known], incoming: &[Incoming]) {
+    let is_joint = |link: &&Incoming| link.flags & JOINT != 0 && !link.flagged;
+    for (at, first) in incoming.iter().enumerate().filter(|(_, link)| is_joint(link)) {
+        let others = || incoming.iter().filter(is_joint).filter(|other| other.tensor == first.tensor);
+        if incoming[..at].iter().filter(is_joint).any(|other| other.tensor == first.tensor) {
+            continue;
+        }
+        let (mut own, mut other) =
+            (known[first.from as usize].own.clone(), known[first.from as usize].other.clone());
+        for link in others() {
+            own.keep(&known[link.from as usize].own);
+            other.keep(&known[link.from as usize].other);
+        }
+        k.own.add(&own);
+        k.other.add(&other);
+    }
+    for link in incoming.iter().filter(|link| link.partner != NONE) {
+        if k.own_covered.contains(link.partner as usize) || k.own.contains(link.partner as usize) {
+            let before = &known[link.from as usize];
+            k.own_covered.insert(link.from as usize);
+            k.own_covered.add(&before.own_covered);
+            k.other_covered.add(&before.other_covered);
         }
     }
 }

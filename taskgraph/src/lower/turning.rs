@@ -7,7 +7,7 @@ use super::own_rows::block_of;
 use super::types::{LocalClass, Part, Step};
 use crate::blocks::Blocks;
 use crate::region::Region;
-use crate::task_type::{ExpansionOperand, TaskSpec, TensorType};
+use crate::task_type::{Access, ExpansionOperand, TaskSpec, TensorType};
 use crate::trust::Trust;
 use std::collections::HashMap;
 
@@ -69,18 +69,21 @@ fn written_rows(
     })
 }
 
-/// Reorders the tasks so that each writes what the task at its place wrote, turned by `by` ranks.
+/// Reorders the tasks so that each writes what the task at its place wrote, turned by `by` ranks. A task that does not write `operand`
+/// writes one other operand, whose rows are in the same blocks.
 fn turned(tasks: &[TaskSpec], operand: usize, blocks: Blocks, world: u32, by: u32) -> Option<Vec<TaskSpec>> {
-    let written = |task: &TaskSpec| -> Option<Region> {
-        let mut writes = task.writes.iter().filter(|w| usize::from(w.operand) == operand);
+    let written = |task: &TaskSpec| -> Option<(u8, Region)> {
+        let is_wanted = |w: &&Access| usize::from(w.operand) == operand;
+        let wanted = task.writes.iter().filter(is_wanted).count();
+        let mut writes = task.writes.iter().filter(|w| wanted == 0 || is_wanted(w));
         let write = writes.next()?;
-        (writes.next().is_none() && write.trust.is_none()).then_some(write.region)
+        (writes.next().is_none() && write.trust.is_none()).then_some((write.operand, write.region))
     };
-    let at: HashMap<Region, &TaskSpec> =
+    let at: HashMap<(u8, Region), &TaskSpec> =
         tasks.iter().map(|task| Some((written(task)?, task))).collect::<Option<_>>()?;
     let place = |task: &TaskSpec| {
-        let region = blocks.turned(&written(task)?, world, by)?;
-        let mut turned = TaskSpec::clone(at.get(&region)?);
+        let (operand, region) = written(task)?;
+        let mut turned = TaskSpec::clone(at.get(&(operand, blocks.turned(&region, world, by)?))?);
         // The pages of a task's rows, whichever these are, have the name of the task's place.
         let accesses = turned.reads.iter_mut().chain(&mut turned.writes);
         for (to, from) in accesses.zip(task.reads.iter().chain(&task.writes)) {
