@@ -13,6 +13,8 @@ SHAPES = [(37, 45), (1024, 130), (171, 64), (4096, 96), (64, 1000), (1, 17), (20
 # The same for products of many rows, which GPUs with wide tiles compute in such tiles: tails of k, rows and columns. Products of more than
 # 16 rows also use wide tiles if the shape allows it
 WIDE_SHAPES = [(4096, 96), (200, 1000), (72, 331), (1000, 130), (256, 513), (136, 4112), (12288, 72), (64, 64)]
+# With 1,100 rows on about 132 workers, the last tiles of these are cut (wide_tile.rs)
+CUT_SHAPES = [(4104, 3600)]
 WIDE_GATED = [(61, 48), (1000, 272), (128, 528), (2048, 2128), (4096, 64), (1032, 80)]
 NORM_SIZES = [61, 128, 4096, 5, 224, 1000]
 HEADS = [(8, 2, 128), (4, 4, 64), (8, 4, 16), (6, 1, 32), (8, 2, 8), (16, 8, 128)]  # query heads, KV heads, head size

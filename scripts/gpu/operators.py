@@ -62,6 +62,11 @@ def graphs(check, worlds):
         alone.gated_products(g, index, alone.WIDE_GATED, count)
         alone.gated(g, index, alone.WIDE_SHAPES, count)
         found.append((g, 1))
+    if check.cuda and 1 in worlds:
+        g = Graph("operators-cut", 1100, 1, np.random.default_rng([check.seed, 1100]), lambda case: bool(pattern.search(case)))
+        alone.linears(g, 0, alone.CUT_SHAPES, 1)
+        alone.gated(g, 0, alone.CUT_SHAPES, 1)
+        found.append((g, 1))
     for world in worlds:
         for index, (rows, page) in enumerate(LONG_ROWS.items()):
             g = Graph(f"attention-{world}-{rows}", rows, 1, np.random.default_rng([check.seed, world, rows]),

@@ -20,7 +20,7 @@ fn add_rows(rows: [u32; 3], slot: Option<u32>) -> i32 {
     let declared: Vec<_> = tensors.iter_mut().zip(rows).map(|(t, rows)| view(t, rows)).collect();
     let memory: Vec<_> = tensors.iter_mut().map(|t| view(t, 4)).collect();
     let task = TestTask {
-        params: crate::abi::params_words(&crate::abi::mpk_add_params { rows_kind: 0 }),
+        params: crate::abi::params_words(&crate::abi::mpk_add_params { rows_kind: 0, first_row: 0 }),
         inputs: declared[..2].to_vec(),
         outputs: declared[2..].to_vec(),
         ..TestTask::default()

@@ -98,6 +98,14 @@ pub const LEAST_ROUNDED: Knob = Knob {
     about: "the same if the output is rounded to the weight's type",
 };
 
+/// The fewest rows of an iteration for which the last tiles of a product are cut.
+pub const LEAST_CUT_ROWS: Knob = Knob {
+    name: "wide.least_cut_rows",
+    default: 1024,
+    candidates: &[512, 1024, 1280, 1 << 20],
+    about: "fewest rows of an iteration for which tasks share the tiles that are left for the last wave",
+};
+
 /// All of them.
 pub const KNOBS: &[&Knob] = &[
     &GATING_WORKERS,
@@ -111,4 +119,5 @@ pub const KNOBS: &[&Knob] = &[
     &LEAST_QUARTERED,
     &MOST_QUARTERED_ROWS,
     &LEAST_ROUNDED,
+    &LEAST_CUT_ROWS,
 ];

@@ -39,3 +39,4 @@ pub(crate) mod sample_family;
 pub(crate) mod source;
 pub(crate) mod wide;
 pub(crate) mod wide_order;
+pub(crate) mod wide_tile;

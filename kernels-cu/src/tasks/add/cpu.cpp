@@ -7,7 +7,7 @@ extern "C" int mpk_task_add(const mpk_kernel_args* args) {
   const mpk_operand& residual = args->inputs[1];
   const mpk_operand& out = args->outputs[0];
   const mpk::VectorOps& ops = mpk::vector_ops();
-  const uint32_t rows = mpk::rows_in_use(args, params->rows_kind, out.dims[0]);
+  const uint32_t rows = mpk::rows_in_use_from(args, params->rows_kind, params->first_row, out.dims[0]);
   for (uint32_t row = 0; row < rows; ++row) {
     void* const to = mpk::row_address(out, row);
     float* const sum = static_cast<float*>(out.dtype == MPK_F32 ? to : args->scratch);

@@ -16,7 +16,8 @@ struct Add : TaskCode {
   static __device__ int run(Context& context) {
     if (const int code = context.wait_inputs(); code != MPK_OK) return code;
     const mpk_operand& out = context.output(0);
-    const uint32_t rows = context.rows_in_use(context.params<mpk_add_params>().rows_kind, out.dims[0]), columns = out.dims[1];
+    const mpk_add_params& params = context.params<mpk_add_params>();
+    const uint32_t rows = context.rows_in_use_from(params.rows_kind, params.first_row, out.dims[0]), columns = out.dims[1];
     if constexpr (A == MPK_F32) {
       bool fours = in_fours(out);
 #pragma unroll

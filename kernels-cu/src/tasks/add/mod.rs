@@ -2,6 +2,9 @@
 //! more summands `[rows, n]` (f32), added in this order: `((residual + a) + c) + d`.
 //!
 //! Output `[rows, n]` f32, or the act dtype if the inputs are the parts of a product. One task per column tile.
+//!
+//! The expansion of a product (`src/tasks/wide.rs`) may set the attribute `first_row`: the summands are then the rows of the output from
+//! this one on, and other tasks write the rows before it.
 
 use crate::abi::{mpk_add_params, mpk_task_add, params_words};
 use crate::registry::{GpuSite, Registration};
@@ -102,15 +105,20 @@ impl TaskType for Add {
 
     fn partition(&self, op: &LocalOp<'_>, target: &Target) -> Result<Partition, OpError> {
         let (rows, columns) = contract::local_matrix(&op.outputs[0])?;
-        let params = mpk_add_params { rows_kind: contract::rows_kind(op.outputs[0].rows) };
+        let first_row = contract::attr_u32(op.global.attrs, "first_row")?.unwrap_or(0);
+        let (summed, _) = contract::local_matrix(&op.inputs[0])?;
+        if first_row.checked_add(summed) != Some(rows) {
+            return Err(OpError(format!("{summed} rows from row {first_row} are not the last of {rows}")));
+        }
+        let params = mpk_add_params { rows_kind: contract::rows_kind(op.outputs[0].rows), first_row };
         let tasks = target
             .column_tiles(columns, 1)
             .into_iter()
             .map(|tile| {
-                let region = Region::whole(&[rows, columns]).with(1, tile.start, tile.end);
+                let region = Region::whole(&[summed, columns]).with(1, tile.start, tile.end);
                 TaskSpec {
                     reads: (0..op.inputs.len()).map(|input| Access::new(input as u8, region)).collect(),
-                    writes: [Access::new(0, region)].into_iter().collect(),
+                    writes: [Access::new(0, region.with(0, first_row, rows))].into_iter().collect(),
                     args: [0; 8],
                     cost: region.volume() * (4 * op.inputs.len() as u64 + op.inputs[0].dtype.size()),
                 }

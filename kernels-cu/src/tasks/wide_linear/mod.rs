@@ -7,22 +7,24 @@
 //!
 //! The output cannot be pushed. Tasks of rows that are not in use would push nothing, so their pushes would order nothing.
 //!
-//! Attributes: `gated`, `has_bias`, `has_residual`, and `parts` (1, 2 or 4). With `parts` there is one output (f32) for each part of k,
-//! the first with bias and residual, or one output `[2, rows, n]` with both parts. The expansion of the linear family
-//! (`src/tasks/wide.rs`) creates this operator.
+//! Attributes: `gated`, `has_bias`, `has_residual`, `parts` (1, 2 or 4) and `first_row`. With `parts` there is one output (f32) for each
+//! part of k, the first with bias and residual, or one output `[2, rows, n]` with both parts. With `first_row`, only the tiles from this row
+//! on have parts. Then the first output is the product's own, of which the tasks write the rows before, and the parts follow. The
+//! expansion of the linear family (`src/tasks/wide.rs`) creates this operator.
 
 use crate::abi::{self, mpk_task_wide_linear, mpk_wide_linear_params, params_words};
 use crate::registry::{GpuSite, Registration};
 use crate::tasks::contract;
 use crate::tasks::operand::gpu_float;
-use crate::tasks::wide::{
-    Tile, choose_tall, halved_tall, is_narrow, is_wide, matrix, narrow_dims, parted, wide_dims,
-};
+use crate::tasks::wide::{is_narrow, is_wide, matrix, narrow_dims, wide_dims};
 use crate::tasks::wide_order::in_order;
+use crate::tasks::wide_tile::{CUT, Tile, choose_tall, halved_tall, parted};
 use std::sync::Arc;
 use taskgraph::task_type::{Access, LocalOp, OpError, OpView, Partition, ShardRule, TaskSpec, TensorType};
 use taskgraph::{Region, Target, TaskType};
 
+#[cfg(test)]
+mod cut_test;
 #[cfg(test)]
 mod test;
 
@@ -111,9 +113,11 @@ impl TaskType for WideLinear {
         }
         let partial = op.world > 1 && contract::split_columns(op.global.inputs[1].sharding).is_some();
         let parts = contract::attr_u32(op.global.attrs, "parts")?.unwrap_or(1);
+        let first_cut = contract::attr_u32(op.global.attrs, "first_row")?.unwrap_or(0);
         let tile = match narrow {
             true if parts > 1 => halved_tall(rows),
             true => choose_tall(rows, columns, gated, target.workers),
+            false if first_cut > 0 => CUT,
             false => parted(rows, columns, gated, parts, target.workers),
         };
         let params = mpk_wide_linear_params {
@@ -145,12 +149,26 @@ impl TaskType for WideLinear {
         let parts: Vec<(u32, u32)> = (0..parts).map(|part| (cut(part), cut(part + 1))).collect();
         let Tile { width, tokens, .. } = tile;
         let (high, wide) = (tile.output_columns(gated), tokens * width);
-        // The parts of a tile are tasks of their own, for as many workers.
-        let workers = target.workers / parts.len() as u32;
-        let tasks = in_order(columns.div_ceil(high), rows.div_ceil(wide), tile.group(), workers)
-            .into_iter()
-            .flat_map(|tile| parts.iter().enumerate().map(move |(part, blocks)| (tile, part as u8, *blocks)))
-            .map(|((column_tile, token_tile), part, blocks)| {
+        if first_cut % wide != 0 || first_cut >= rows {
+            return Err(OpError(format!(
+                "tiles of {wide} rows cannot be cut from row {first_cut} of {rows} on"
+            )));
+        }
+        // Whole tiles first, then those that are cut. The parts of a tile are tasks of their own, for as many workers.
+        let ordered = |row_tiles: u32, parts: u32| {
+            in_order(columns.div_ceil(high), row_tiles, tile.group(), target.workers / parts)
+        };
+        let (whole, shared) = (first_cut / wide, rows.div_ceil(wide) - first_cut / wide);
+        let uncut = if whole == 0 { Vec::new() } else { ordered(whole, 1) };
+        let uncut = uncut.into_iter().map(|tile| (tile, 0, (0, blocks)));
+        let first_part = u8::from(whole > 0);
+        let of_parts = |(column, row)| {
+            let tile = (column, row + whole);
+            parts.iter().zip(first_part..).map(move |(blocks, output)| (tile, output, *blocks))
+        };
+        let tasks = uncut
+            .chain(ordered(shared, parts.len() as u32).into_iter().flat_map(of_parts))
+            .map(|((column_tile, token_tile), output, blocks)| {
                 let (first, end) = (column_tile * high, ((column_tile + 1) * high).min(columns));
                 let (first_row, end_row) = (token_tile * wide, ((token_tile + 1) * wide).min(rows));
                 let mut task = TaskSpec::default();
@@ -188,13 +206,17 @@ impl TaskType for WideLinear {
                         if is_stacked(&op.inputs[usize::from(operand)]) { in_stack((0, 2)) } else { out };
                     task.reads.push(Access::new(operand, region));
                 }
-                let part32 = u32::from(part);
+                let part = u32::from(output);
                 task.writes.push(match stacked {
-                    true => Access::new(0, in_stack((part32, part32 + 1))),
-                    false => Access::new(part, out),
+                    true => Access::new(0, in_stack((part, part + 1))),
+                    false if first_cut == 0 || token_tile < whole => Access::new(output, out),
+                    false => {
+                        let in_part = Region::whole(&[rows - first_cut, columns]).with(1, first, end);
+                        Access::new(output, in_part.with(0, first_row - first_cut, end_row - first_cut))
+                    }
                 });
                 task.args[..3].copy_from_slice(&[first_row as i32, blocks.0 as i32, blocks.1 as i32]);
-                // All tasks have the same cost. Their order suits the L2 cache, and workers get them in turn.
+                // If no tile is cut, all tasks have the same cost. Their order suits the L2 cache, and workers get them in turn.
                 task.cost =
                     u64::from(tile.high + wide) * u64::from((blocks.1 - blocks.0) * abi::MPK_FRAGMENT_K) * 2;
                 task

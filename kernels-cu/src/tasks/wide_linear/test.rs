@@ -3,7 +3,8 @@
 use crate::layout::wide_index;
 use crate::registry::registry;
 use crate::tasks::linear_knobs::{LEAST_ROWS, LEAST_TALL_ROWS, TALL_ROWS};
-use crate::tasks::wide::{choose, narrow_dims, wide_dims};
+use crate::tasks::wide::{narrow_dims, wide_dims};
+use crate::tasks::wide_tile::choose;
 use crate::testing::{
     Call, TestBatch, TestOp, TestRank, TestTask, TestTensor, assert_covered_once, random_values, rounded,
     run_task,
@@ -28,7 +29,7 @@ fn mlp(rows: u32, intermediate: u64) -> OpGraph {
 }
 
 /// The same with partial sums of this type.
-fn mlp_with_sums(rows: u32, intermediate: u64, sums: DType) -> OpGraph {
+pub(super) fn mlp_with_sums(rows: u32, intermediate: u64, sums: DType) -> OpGraph {
     let hidden = 128u64;
     let mut graph = OpGraph::new("mlp", Capacity { rows, samples: 1, active: 1 });
     let mut add = |name: &str, dtype, dims: &[u64], rows, role, sharding| -> TensorId {
@@ -343,10 +344,11 @@ fn tuned(target: &Target, tall: u64) -> Target {
 }
 
 /// Another norm, two products and their residual after `stream` of `mlp`.
-fn stream_block(graph: &mut OpGraph, stream: TensorId) -> TensorId {
+pub(super) fn stream_block(graph: &mut OpGraph, stream: TensorId) -> TensorId {
     let norm = graph.weight("norm2", DType::Bf16, &[128], None);
-    let weight = graph.weight("square", DType::Bf16, &[128, 128], None);
-    let second = graph.weight("second", DType::Bf16, &[128, 128], None);
+    let even = Split::Even { unit: 16 };
+    let weight = graph.weight("square", DType::Bf16, &[128, 128], Some((0, even)));
+    let second = graph.weight("second", DType::Bf16, &[128, 128], Some((1, even)));
     let normed = graph.op("normed2", "rmsnorm", &[stream, norm], Attrs::new());
     let between = graph.op("between", "linear", &[normed, weight], Attrs::new());
     let branch = graph.op("branch2", "linear", &[between, second], attrs(json!({"output_dtype": "f32"})));

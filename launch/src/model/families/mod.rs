@@ -104,8 +104,15 @@ pub fn tensors(config: &ModelConfig) -> Vec<(String, Vec<usize>)> {
 /// an iteration grows with the rows of its graph.
 const SMALLER_CHUNKS: [u32; 3] = [256, 512, 1024];
 
+/// More of them on GPUs. There the last tiles of a product are cut by the rows of the graph, so that all workers have their share
+/// (`wide_tile.rs` of the kernels). Each of `ranks` ranks owns as many blocks of 256 rows as the others.
+fn more_chunks(options: &GraphOptions) -> impl Iterator<Item = u32> {
+    let (on_gpus, block) = (options.backend == Backend::Cuda, 256 * options.ranks);
+    [1280, 1536].into_iter().filter(move |rows: &u32| on_gpus && rows.is_multiple_of(block))
+}
+
 /// The graphs that a run needs, smallest first: decode graphs by batch class (powers of two up to `max_batch`, and
-/// `max_batch`), then prefill graphs by chunk (`SMALLER_CHUNKS` and the largest).
+/// `max_batch`), then prefill graphs by chunk (`SMALLER_CHUNKS`, `more_chunks` and the largest).
 pub fn op_graphs(config: &ModelConfig, sizes: &Sizes, options: &GraphOptions) -> Vec<OpGraph> {
     let max = sizes.max_batch;
     let mut classes: Vec<u32> =
@@ -119,7 +126,8 @@ pub fn op_graphs(config: &ModelConfig, sizes: &Sizes, options: &GraphOptions) ->
         })
         .collect();
     let chunk = sizes.prefill_chunk;
-    let smaller = SMALLER_CHUNKS.into_iter().filter(|&rows| rows > max && rows < chunk);
+    let smaller = SMALLER_CHUNKS.into_iter().chain(more_chunks(options));
+    let smaller = smaller.filter(|&rows| rows > max && rows < chunk);
     for rows in smaller.chain((chunk > max).then_some(chunk)) {
         let capacity = Capacity { rows, samples: max, active: max };
         graphs.push(op_graph(config, sizes, options, &format!("prefill-{rows}"), capacity));

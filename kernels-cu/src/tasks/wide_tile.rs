@@ -1,0 +1,216 @@
+//! The tiles of wide products, which of them suits a product, and how many tasks share the k of a tile.
+
+/// A tile: `high` rows of the weight (in a gated product half of them are gates), and `tokens` times `width` rows of x.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tile {
+    /// Rows of the weight. Of 128, each of the two warpgroups has half; of another number, both have all.
+    pub high: u32,
+    /// The number of tiles of rows of x.
+    pub tokens: u32,
+    /// The rows of x in each of them.
+    pub width: u32,
+    /// The clocks for 64 k: of the tensor cores or, if that is more, of the reads and writes of shared memory.
+    clocks: u64,
+}
+
+/// The tiles that the GPU code supports, best first. Each is a main loop in the kernel, and there are registers for only a few of
+/// them (`gpu/wide_linear.cuh`).
+const TILES: [Tile; 3] = [
+    Tile { high: 128, tokens: 2, width: 128, clocks: 1024 },
+    Tile { high: 128, tokens: 1, width: 128, clocks: 640 },
+    Tile { high: 64, tokens: 1, width: 64, clocks: 320 },
+];
+/// The tiles of which several tasks may share the k.
+const PARTED: [Tile; 2] = [TILES[0], TILES[1]];
+/// The tiles for few rows, where memory bandwidth for the weights is the limit.
+pub const FEW: [Tile; 2] = [
+    Tile { high: 64, tokens: 1, width: 32, clocks: 256 },
+    Tile { high: 64, tokens: 1, width: 64, clocks: 320 },
+];
+
+impl Tile {
+    /// The tile's columns of the output.
+    pub fn output_columns(&self, gated: bool) -> u32 {
+        self.high / (1 + u32::from(gated))
+    }
+
+    /// The most tasks that one of `workers` gets, for a product of this size where `parts` tasks share the k of a tile.
+    fn waves(&self, rows: u32, columns: u32, gated: bool, parts: u32, workers: u32) -> u64 {
+        let tiles = columns.div_ceil(self.output_columns(gated)) * rows.div_ceil(self.tokens * self.width);
+        u64::from((tiles * parts).div_ceil(workers.max(1)))
+    }
+
+    /// The clocks of a task with one of `parts` of k. It takes some thousand in addition to its k.
+    fn clocks_of_task(&self, k: u32, parts: u32) -> u64 {
+        u64::from(k.div_ceil(parts).div_ceil(64)) * self.clocks + 5000
+    }
+
+    /// How many column tiles are computed for all rows before the next ones, so that a wave of tasks reads each weight and each row
+    /// from memory once.
+    pub fn group(&self) -> u32 {
+        8 * self.tokens.max(1)
+    }
+}
+
+/// The tile with which `workers` finish first.
+pub fn choose(rows: u32, columns: u32, gated: bool, workers: u32) -> Tile {
+    if let Some(few) = FEW.iter().find(|tile| rows <= tile.width) {
+        return *few;
+    }
+    let time = |tile: &&Tile| tile.waves(rows, columns, gated, 1, workers) * tile.clocks;
+    *TILES.iter().min_by_key(time).unwrap_or(&TILES[0])
+}
+
+/// The rows of x in tiles that have all rows (`gpu/wide_tall.cuh`).
+pub const TALL_WIDTHS: [u32; 2] = [32, 64];
+
+fn tall(high: u32, rows: u32) -> Tile {
+    let width =
+        TALL_WIDTHS.into_iter().find(|width| rows <= *width).unwrap_or(TALL_WIDTHS[TALL_WIDTHS.len() - 1]);
+    Tile { high, tokens: 1, width, clocks: 0 }
+}
+
+/// The tile of a product if a tile has all rows and two tasks share its k.
+pub fn halved_tall(rows: u32) -> Tile {
+    tall(64, rows)
+}
+
+/// The tile with all rows with which `workers` finish first. A multiprocessor loads a fixed number of bytes per microsecond, of weights and
+/// rows together.
+pub fn choose_tall(rows: u32, columns: u32, gated: bool, workers: u32) -> Tile {
+    let time = |tile: &Tile| {
+        columns.div_ceil(tile.output_columns(gated)).div_ceil(workers.max(1)) * (tile.high + tile.width)
+    };
+    // Among equally fast tiles the first is taken. In a gated product a tile has whole column tiles of the layout.
+    let highs: &[u32] = if gated { &[64, 192] } else { &[64, 192, 48, 32] };
+    highs.iter().map(|&high| tall(high, rows)).min_by_key(time).unwrap_or(tall(64, rows))
+}
+
+/// The number of tasks that share the k of a tile for which the product and the sum of its parts are ready first.
+pub fn fastest_parts(rows: u32, columns: u32, k: u32, workers: u32) -> u32 {
+    let time = |parts: &u32| {
+        let tile = best_parted(rows, columns, *parts, workers);
+        let sum = if *parts == 1 { 0 } else { clocks_of_sum(rows, columns, *parts, workers) };
+        tile.waves(rows, columns, false, *parts, workers) * tile.clocks_of_task(k, *parts) + sum
+    };
+    [1, 2, 4].into_iter().min_by_key(time).unwrap_or(1)
+}
+
+/// The tile of a product of which some tiles are cut.
+pub const CUT: Tile = TILES[0];
+
+/// Which tiles are cut.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cut {
+    /// The first row of the tiles that are cut, not 0.
+    pub first_row: u32,
+    /// How many tasks share the k of such a tile.
+    pub parts: u32,
+}
+
+/// Workers compute tiles in waves. If few tiles are left for the last wave, most workers wait for them. Then the tiles of the last rows
+/// are *cut*: several tasks share the k of each. `None` if that does not save a tenth of the time; the parts take memory.
+///
+/// Row tiles may belong to the `world` ranks in turn. So each rank has as many that are cut as the others, and as many that are not.
+pub fn cut(rows: u32, columns: u32, k: u32, world: u32, workers: u32) -> Option<Cut> {
+    let (across, down) = (columns.div_ceil(CUT.high), rows.div_ceil(CUT.tokens * CUT.width));
+    if !down.is_multiple_of(world) {
+        return None;
+    }
+    let waves = |tasks: u32| u64::from(tasks.div_ceil(workers.max(1)));
+    let time = |cut: &Cut| {
+        let whole = cut.first_row / (CUT.tokens * CUT.width);
+        // In tasks with a part of k. A worker cannot have less than a whole tile.
+        let turns = waves(across * down * cut.parts).max(waves(across * whole) * u64::from(cut.parts));
+        turns * CUT.clocks_of_task(k, cut.parts)
+            + clocks_of_sum(rows - cut.first_row, columns, cut.parts, workers)
+    };
+    let plain = choose(rows, columns, false, workers);
+    let plain = plain.waves(rows, columns, false, 1, workers) * plain.clocks_of_task(k, 1);
+    let cuts = (1..down)
+        .filter(|whole| whole.is_multiple_of(world))
+        .flat_map(|whole| [2, 4].map(|parts| Cut { first_row: whole * CUT.tokens * CUT.width, parts }));
+    cuts.min_by_key(time).filter(|best| time(best) * 10 <= plain * 9)
+}
+
+/// The clocks from a product's last task to the end of the sum of its parts: the hop, the first loads, and the transfer from the L2
+/// cache (H200: 6 us for two parts of 128 x 4,096 sums).
+fn clocks_of_sum(rows: u32, columns: u32, parts: u32, workers: u32) -> u64 {
+    let bytes = u64::from(rows) * u64::from(columns) * 4 * u64::from(parts + 1);
+    8000 + bytes / (u64::from(workers.max(1)) * 30)
+}
+
+/// The tile of a product if `parts` tasks share the k of a tile, and a tile does not have all rows.
+pub fn parted(rows: u32, columns: u32, gated: bool, parts: u32, workers: u32) -> Tile {
+    if parts == 1 || FEW.iter().any(|few| rows <= few.width) {
+        return choose(rows, columns, gated, workers);
+    }
+    best_parted(rows, columns, parts, workers)
+}
+
+fn best_parted(rows: u32, columns: u32, parts: u32, workers: u32) -> Tile {
+    let time = |tile: &&Tile| tile.waves(rows, columns, false, parts, workers) * tile.clocks;
+    *PARTED.iter().min_by_key(time).unwrap_or(&PARTED[0])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn few_rows_take_smaller_tiles_so_that_all_workers_have_one() {
+        let shape = |t: Tile| (t.high, t.tokens, t.width);
+        assert_eq!(shape(choose(2048, 6144, false, 132)), (128, 2, 128));
+        assert_eq!(shape(choose(512, 4096, false, 132)), (128, 1, 128));
+        assert_eq!(shape(choose(256, 4096, false, 132)), (128, 1, 128));
+        assert_eq!(shape(choose(2048, 12288, true, 132)), (128, 2, 128));
+        assert_eq!(shape(choose(33, 4096, false, 132)), (64, 1, 64));
+        assert_eq!(shape(choose(16, 12288, true, 132)), (64, 1, 32));
+        assert_eq!(shape(choose_tall(33, 4096, false, 132)), (32, 1, 64));
+        assert_eq!(shape(choose_tall(32, 6144, false, 132)), (48, 1, 32));
+        assert_eq!(shape(choose_tall(16, 12288, true, 132)), (192, 1, 32));
+        assert_eq!(shape(choose_tall(16, 12288, true, 400)), (64, 1, 32));
+    }
+
+    #[test]
+    fn the_tiles_of_a_short_last_wave_are_cut() {
+        let cut_of =
+            |rows, columns, k, world| cut(rows, columns, k, world, 132).map(|c| (c.first_row, c.parts));
+        let cut =
+            |rows, columns, k, workers| cut(rows, columns, k, 1, workers).map(|c| (c.first_row, c.parts));
+        // The down and output projections of 8B: 160 tiles for 132 workers.
+        assert_eq!(cut(1280, 4096, 12288, 132), Some((1024, 4)));
+        assert_eq!(cut(1280, 4096, 4096, 132), Some((1024, 4)));
+        assert_eq!(cut(1536, 4096, 12288, 132), Some((1024, 2)));
+        // The waves are full; the sum costs too much; one row tile; no row tile is a whole wave.
+        assert_eq!(cut(2048, 4096, 12288, 132), None);
+        assert_eq!(cut(1024, 4096, 12288, 132), None);
+        assert_eq!(cut(1280, 4096, 256, 132), None);
+        assert_eq!(cut(256, 4096, 12288, 132), None);
+        assert_eq!(cut(1280, 4096, 12288, 4), None);
+        // On several ranks.
+        assert_eq!(cut_of(1536, 4096, 6144, 2), Some((1024, 2)));
+        assert_eq!(cut_of(1536, 4096, 4096, 4), None);
+        assert_eq!(cut_of(1280, 4096, 6144, 2), None);
+    }
+
+    #[test]
+    fn tasks_share_k_where_that_pays_for_the_sum() {
+        let shape = |rows, columns, k, workers| {
+            let parts = fastest_parts(rows, columns, k, workers);
+            let tile = best_parted(rows, columns, parts, workers);
+            (parts, tile.high, tile.tokens * tile.width)
+        };
+        // The down and output projections of 8B on an H200. If the output projection of 512 rows had two parts, their sum would
+        // cost more time than it saves.
+        assert_eq!(shape(128, 4096, 12288, 132), (4, 128, 128));
+        assert_eq!(shape(128, 4096, 4096, 132), (4, 128, 128));
+        assert_eq!(shape(256, 4096, 12288, 132), (4, 128, 256));
+        assert_eq!(shape(512, 4096, 12288, 132), (2, 128, 256));
+        assert_eq!(shape(512, 4096, 4096, 132), (1, 128, 128));
+        // The waves are full without parts.
+        assert_eq!(shape(1024, 4096, 12288, 132), (1, 128, 256));
+        assert_eq!(shape(2048, 4096, 12288, 132), (1, 128, 256));
+        assert_eq!(fastest_parts(512, 4096, 12288, 4), 1);
+    }
+}
