@@ -149,9 +149,10 @@ __device__ inline bool WideLinear<Weight, Nt, N>::load(Loader& loader) {
   const TaskSlot& slot = *loader.slot;
   const wide::Blocks blocks(slot);
   const uint32_t steps = (blocks.count + 3) / 4;
+  const bool both = Nt == 2 && wide::tokens_of(slot) > N;
   if (loader.prefetches()) {
     /* The tiles of a wave share their weights in the L2 cache anyway. */
-    loader.skip(steps * Nt);
+    loader.skip(both ? 2 * steps : steps);
     return true;
   }
   WideLoader wide(loader);
@@ -168,7 +169,8 @@ __device__ inline bool WideLinear<Weight, Nt, N>::load(Loader& loader) {
     wide.stream_place(first, N * 128);
     first += x_step;
   };
-  return wide.run<false, Nt == 2>(steps, steps, weights, tokens, place);
+  if (both) return wide.run<false, true>(steps, steps, weights, tokens, place);
+  return wide.run<false, false>(steps, steps, weights, tokens, place);
 }
 
 template <uint32_t Weight, uint32_t Nt, uint32_t N>
@@ -183,7 +185,9 @@ __device__ inline int WideLinear<Weight, Nt, N>::run(Context& context) {
   StageRing stages(stage);
   PlaceRing places(place);
   Sums sums;
-  wide_multiply<Weight>(sums, stages, places, blocks, context.warp, context.lane, kEveryLaneArrives || context.lane == 0);
+  const bool arrives = kEveryLaneArrives || context.lane == 0;
+  if (Nt == 2 && tokens <= N) wide_multiply<Weight, 1>(sums, stages, places, blocks, context.warp, context.lane, arrives);
+  else wide_multiply<Weight, Nt>(sums, stages, places, blocks, context.warp, context.lane, arrives);
   if (context.thread == 0) {
     poke(shared.next_stage, {stages.index, stages.parity});
     poke(shared.next_place, {places.index, places.parity});

@@ -86,7 +86,7 @@ __device__ __forceinline__ void load_blocks(uint4 (&a)[4], uint32_t address, uin
 /* Multiplies `blocks` times 16 k into `sums`. A step has 64 k, or what is left: a stage (128 rows of the weight, 16 for each warp), a
  * place with the first N tokens and, if `Nt` is 2, a stage with the other tokens. So both rings hold at least four steps. The tokens'
  * columns are padded with zeros. `arrives`: this thread releases what its warp has read. */
-template <uint32_t Weight, uint32_t Nt, uint32_t N>
+template <uint32_t Weight, uint32_t Used, uint32_t Nt, uint32_t N>
 __device__ __forceinline__ void wide_multiply(WideSums<Nt, N>& sums, StageRing& stages, PlaceRing& places, uint32_t blocks, uint32_t warp, uint32_t lane,
                                               bool arrives) {
   sums.clear();
@@ -98,13 +98,13 @@ __device__ __forceinline__ void wide_multiply(WideSums<Nt, N>& sums, StageRing& 
     const uint32_t of_stage = stages.empty_barrier();
     load_blocks(a, stages.address() + warp * (here * kWideBlockBytes) + lane * 16, here);
     stages.next();
-    uint64_t b[Nt];
-    uint32_t of_tokens[Nt];
+    uint64_t b[Used];
+    uint32_t of_tokens[Used];
     places.wait();
     b[0] = wide_descriptor(places.address());
     of_tokens[0] = places.empty_barrier();
     places.next();
-    if constexpr (Nt == 2) {
+    if constexpr (Used == 2) {
       stages.wait();
       b[1] = wide_descriptor(stages.address());
       of_tokens[1] = stages.empty_barrier();
@@ -114,13 +114,13 @@ __device__ __forceinline__ void wide_multiply(WideSums<Nt, N>& sums, StageRing& 
 #pragma unroll
     for (uint32_t block = 0; block < 4; ++block)
 #pragma unroll
-      for (uint32_t t = 0; t < Nt; ++t) wgmma<Weight>(sums.of[t], a[block], b[t] + block * 2);
+      for (uint32_t t = 0; t < Used; ++t) wgmma<Weight>(sums.of[t], a[block], b[t] + block * 2);
     wgmma_commit();
     /* The warp's weights are in registers, because all lanes have reached the products. */
     if (arrives) mbarrier_arrive(of_stage);
     wgmma_wait<0>();
 #pragma unroll
-    for (uint32_t t = 0; t < Nt; ++t)
+    for (uint32_t t = 0; t < Used; ++t)
       if (arrives) mbarrier_arrive(of_tokens[t]);
     left -= here;
   }
