@@ -60,6 +60,51 @@ fn graphs_with_cut_tiles_pass_the_verifier() {
     assert!(graphs[0].tensors.iter().all(|t| t.name != "out.first"));
 }
 
+/// Blocks of a norm, two products of which the second is cut, and a residual.
+fn blocks(count: u32) -> OpGraph {
+    let mut graph = OpGraph::new("blocks", Capacity { rows: 1300, samples: 1, active: 1 });
+    let mut stream = graph.add_tensor(Tensor {
+        name: "x".into(),
+        dtype: DType::F32,
+        dims: vec![1300, 128],
+        rows: Rows::Tokens,
+        role: Role::Input,
+        sharding: Sharding::Replicated,
+        output: false,
+    });
+    for block in 0..count {
+        let mut weight =
+            |name: &str, dims: &[u64]| graph.weight(&format!("{name}{block}"), DType::Bf16, dims, None);
+        let (norm, up, down) =
+            (weight("norm", &[128]), weight("up", &[6208, 128]), weight("down", &[128, 6208]));
+        let normed = graph.op(&format!("normed{block}"), "rmsnorm", &[stream, norm], Attrs::new());
+        let wide = graph.op(&format!("wide{block}"), "linear", &[normed, up], Attrs::new());
+        let attrs = json!({"output_dtype": "f32"}).as_object().cloned().unwrap_or_default();
+        let branch = graph.op(&format!("branch{block}"), "linear", &[wide, down], attrs);
+        stream = graph.op(&format!("out{block}"), "add", &[branch, stream], Attrs::new());
+    }
+    graph.tensor_mut(stream).output = true;
+    graph
+}
+
+/// Readers of an output that two operators write follow both. So blocks share their memory.
+#[test]
+fn blocks_with_cut_tiles_share_memory() {
+    let peak = |count| {
+        let options = BuildOptions::new(1, Target { wide: true, ..Target::cpu(4) });
+        let graphs = build_all(&blocks(count), &registry(), &options).unwrap();
+        if let Err(violations) = verify(&graphs) {
+            panic!("{count} blocks: {}", violations[0]);
+        }
+        let tensors = &graphs[0].tensors;
+        let cut = tensors.iter().filter(|t| t.name.ends_with(".first")).count();
+        assert_eq!(cut, count as usize);
+        tensors.iter().filter_map(|t| t.overlay.as_ref().map(|place| place.offset + t.bytes)).max()
+    };
+    assert!(peak(3) > Some(0));
+    assert_eq!(peak(3), peak(6));
+}
+
 /// Each rank has some of a product's k, and owns every other row tile, whole or cut. Ranks stay alike, so one is proven for both.
 #[test]
 fn ranks_own_whole_and_cut_tiles_alike() {
