@@ -2,8 +2,8 @@
  *
  * A pure function of the state, the tokens that the last iteration sampled, and the entries that rank 0 has decided to put into
  * effect (admission.h). Each rank runs it and computes the same batch. The clock affects only the timing figures and, on rank
- * 0, the decision to end an idle kernel. One team of threads of the rank runs it, while no task of the rank runs (publication.h); its
- * leader does all but steady_step.h alone. */
+ * 0, the decision to end an idle kernel. One team of the rank's threads runs it, while no task of the rank runs (publication.h). The
+ * whole team takes part in steady_step.h only; its leader does everything else. */
 #ifndef MPK_PROTOCOL_BATCH_STEP_H
 #define MPK_PROTOCOL_BATCH_STEP_H
 
@@ -27,8 +27,8 @@ MPK_DEVICE int take_token(const mpk_rank* rank, uint32_t slot, uint32_t sample) 
   return finish != MPK_RUNNING ? free_slot(rank, slot, finish) : static_cast<int>(MPK_OK);
 }
 
-/* Gives the host the results of the last batch step. This comes after the next iteration has been published, because
- * host memory is slow to write and no task waits for it; or before a wait for requests. */
+/* Gives the host the results of the last batch step. It is called after the next iteration has been published, because
+ * writing to host memory is slow and no task needs to wait for it. It is also called before a wait for requests. */
 MPK_DEVICE void hand_out(const mpk_rank* rank) {
   const mpk_batch_config* config = rank->batch_config;
   BatchState* state = batch_state(rank);
@@ -181,9 +181,9 @@ struct Rows {
   uint32_t first, count, active, context;
 };
 
-/* Writes a prompt's rows. `tokens` are the ones from its context on. Several tokens are read before the first is stored,
- * because the compiler cannot know that the arrays do not alias. One at a time, each token would take a full memory latency
- * (0.34 us on an H200). */
+/* Writes a prompt's rows. `tokens` begins with the first token that is not in the KV cache yet. Several tokens are read before the
+ * first is stored, because the compiler cannot know that the arrays do not overlap. If they were read one at a time, each would take a
+ * full memory latency (0.34 us on an H200). */
 MPK_DEVICE void write_prompt_rows(const mpk_batch* batch, const int32_t* tokens, const Rows& rows) {
   constexpr uint32_t kAtOnce = 16;
   int32_t* const token = batch->row_token + rows.first;
@@ -212,7 +212,7 @@ MPK_DEVICE void write_batch(const mpk_rank* rank) {
   BatchState* state = batch_state(rank);
   const BatchArrays arrays = batch_arrays(rank);
   mpk_batch* batch = rank->batch;
-  uint64_t hash = state->hash; /* a local, like each slot below: a store would force reading it again */
+  uint64_t hash = state->hash; /* a local copy, like each slot below: otherwise it would be read again after every store */
   uint32_t row = 0, active = 0, samples = 0, prompt_rows = 0;
   for (uint32_t slot = 0; slot < config->max_batch; ++slot) {
     const BatchSlot entry = arrays.slots[slot];
@@ -289,7 +289,7 @@ MPK_DEVICE int apply_decision(const mpk_rank* rank, uint32_t entries, mpk_status
   return code != MPK_OK ? code : apply_entries(rank, entries, status);
 }
 
-/* Handles the decisions after one that left no work. There is no deadline. */
+/* Waits for work after a decision that left none, and applies the decisions that follow. This wait has no deadline. */
 MPK_DEVICE_COLD int compose_parked(const mpk_rank* rank, mpk_status* status, Decision* decision) {
   BatchState* state = batch_state(rank);
   hand_out(rank); /* the wait may be long */
@@ -329,8 +329,8 @@ MPK_DEVICE uint64_t counted_tasks(const mpk_graph* graph) {
   return graph->num_tasks > 2 ? graph->num_tasks - 2 : 0;
 }
 
-/* Takes the results of the iteration that has ended, if there was one, and fills mpk_batch for the next one. `decided`: MPK_OK, or why
- * there is no decision. */
+/* Takes the results of the iteration that has ended, if there was one, and fills mpk_batch for the next one. `decided` is MPK_OK, or
+ * the code that says why there is no decision. */
 MPK_DEVICE int change_batch(const mpk_rank* rank, int decided, const Decision& decision, mpk_status* status) {
   int code = batch_state(rank)->iteration != 0 ? collect(rank) : static_cast<int>(MPK_OK);
   if (code == MPK_OK) code = decided;

@@ -37,7 +37,7 @@ __device__ inline void load_loop(uint32_t lane, bool prefetches) {
   }
 }
 
-/* Debug: the stall that a test asked for (one thread), left early when the run is aborted. */
+/* Debug, by one thread: the stall that a test asked for. It ends early if the run is aborted. */
 __device__ __noinline__ int stall(const mpk_rank* rank) {
   const uint64_t start = platform::clock_ns();
   for (;;) {

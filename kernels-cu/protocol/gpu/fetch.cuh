@@ -8,9 +8,9 @@
 namespace mpk {
 namespace gpu {
 
-/* After the slot has been published: brings inputs that bulk copies cannot bring, if the task has any. Until then the next task's
- * descriptor is not fetched, which costs little, since such tasks are long. The slot stays as it is, because the loader does not
- * release it before. Returns false if the compute warps have left. */
+/* Called after the slot has been published: fetches the inputs that bulk copies cannot fetch, if the task has any. The next task's
+ * descriptor is fetched only after that. This costs little, because such tasks are long. The slot does not change meanwhile, because the
+ * loader releases it later. Returns false if the compute warps have left. */
 __device__ __forceinline__ bool bring(const TaskSlot& slot) { return slot.task.code == MPK_NO_CODE || bring_code(slot.task.code, slot); }
 
 __device__ inline void stop_block(SlotWriter& writer) {
@@ -22,7 +22,7 @@ __device__ inline void stop_block(SlotWriter& writer) {
 /* A worker's list in one graph. */
 struct WorkerList {
   uint32_t graph = 0xFFFFFFFFu, first = 0, last = 0;
-  uint32_t head = 0; /* the lane's one of the first 32 tasks */
+  uint32_t head = 0; /* of the list's first 32 tasks, the one that this lane keeps */
 
   __device__ void read(const mpk_rank* rank, uint32_t graph_index, uint32_t worker, uint32_t lane) {
     const mpk_graph* from = rank->graphs + graph_index;
@@ -35,7 +35,7 @@ struct WorkerList {
   }
 };
 
-/* Looks for the next iteration per check of the abort word and the clock. */
+/* Number of looks for the next iteration from one check of the abort word and the clock to the next. */
 constexpr uint32_t kLooksBetweenPolls = 8;
 
 __device__ inline void fetch_static(const mpk_rank* rank, uint32_t worker, uint32_t lane) {
@@ -43,14 +43,14 @@ __device__ inline void fetch_static(const mpk_rank* rank, uint32_t worker, uint3
   SlotWriter writer(rank, lane);
   FetchedIteration iteration;
   WorkerList list;
-  Descriptor next; /* of the list's first task, fetched before the next iteration is known: it usually runs the same graph */
+  Descriptor next; /* of the list's first task; fetched before the next iteration is known, because that usually has the same graph */
   uint32_t seen = 0, told = 0;
   for (;;) {
     Publication publication = {0, 0, false};
     int code = MPK_OK;
     if (lane == 0) {
-      /* The block with the batch step waits in shared memory for it, because acquires would drop the step's data from the
-       * L1 cache. The word that it is told of may still be on its way. */
+      /* The block that runs the batch step polls a counter in its shared memory, because acquires would drop the step's data from the
+       * L1 cache. The publication may become visible a little later than the counter. */
       const bool is_told = worker == 0;
       if (!is_told) publication = read_publication(rank);
       else publication.iteration = seen;
@@ -93,7 +93,8 @@ __device__ inline void fetch_static(const mpk_rank* rank, uint32_t worker, uint3
   }
 }
 
-/* Tasks put aside, in device memory directly before the worker's scratch: room for every task of the largest graph. */
+/* The held tasks. Their numbers are in device memory, directly before the worker's scratch, with room for all tasks of the largest
+ * graph. */
 class Deferred {
  public:
   __device__ Deferred(const mpk_rank* rank, uint32_t worker) {
@@ -138,8 +139,9 @@ __device__ inline bool is_ready(const TaskSlot& slot, const mpk_rank* rank, uint
   return ready_code(slot.task.code, slot, rank, lane);
 }
 
-/* Mixed placement: hands out the worker's list of an iteration of a static graph. Each task's descriptor is fetched in its turn:
- * there are not enough registers to hold one ahead next to what dynamic placement needs. False if the compute warps have left. */
+/* Mixed placement: hands out the worker's list of an iteration of a static graph. A task's descriptor is fetched only when it is the
+ * task's turn, because dynamic placement leaves no registers for one that is fetched ahead. Returns false if the compute warps have
+ * left. */
 __device__ inline bool run_list(const mpk_rank* rank, SlotWriter& writer, FetchedIteration& iteration, uint32_t graph_index, uint32_t number, uint32_t worker, uint32_t lane) {
   const mpk_graph* const graph = rank->graphs + graph_index;
   if (worker >= graph->num_workers) return true;
@@ -157,8 +159,8 @@ __device__ inline bool run_list(const mpk_rank* rank, SlotWriter& writer, Fetche
   return true;
 }
 
-/* Finds a task in one of the schedulers' queues; each lane checks one. All lanes get the same result except for `from`:
- * only the lane whose queue it is gets that, and later takes the task from the queue. */
+/* Finds a task in one of the schedulers' queues. Each lane checks one queue. All lanes get the same result, except that `from` is null in
+ * all lanes but the one that checked this queue. That lane later takes the task from it. */
 __device__ inline bool find_task(const mpk_rank* rank, uint32_t worker, uint32_t lane, uint64_t* id, mpk_queue** from) {
   constexpr uint32_t kAll = 0xFFFFFFFFu;
   for (uint32_t first = 0; first < rank->num_schedulers; first += 32) {
@@ -177,7 +179,7 @@ __device__ inline bool find_task(const mpk_rank* rank, uint32_t worker, uint32_t
 /* At the end of a run: reports what this worker's tasks wait for. */
 __device__ __noinline__ void report_parked(const mpk_rank* rank, uint32_t worker, uint32_t task) {
   mpk_status* const status = &rank->status[worker];
-  /* As FetchedIteration::read, but again from memory: no register is kept for this. */
+  /* Like FetchedIteration::read, but reads the memory again, so that no register is kept for this. */
   const mpk_batch* batch = rank->batch;
   report(&status->graph, batch->graph);
   report(&status->iteration, batch->iteration);

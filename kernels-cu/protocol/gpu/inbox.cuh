@@ -33,8 +33,8 @@ __device__ inline void bring_rows(uint8_t* to, const mpk_frame& frame, const uin
   }
 }
 
-/* Carries out one frame, by all lanes, wherever its payload is. The proxy has checked that the target is inside the heap
- * (cpu/proxy.cpp). `unfenced`: data was stored since lane 0's last fence. */
+/* All lanes carry out one frame. Its payload may be in the ring or in this GPU's memory. The proxy has checked that the target is inside
+ * the heap (cpu/proxy.cpp). `unfenced` is true if data was stored since lane 0's last fence. */
 __device__ inline void bring(const mpk_rank* rank, const mpk_frame& frame, const uint8_t* payload, uint32_t lane, bool* unfenced) {
   uint8_t* const to = rank->sym[rank->rank] + frame.offset;
   if (frame.kind == MPK_FRAME_ROWS) {

@@ -28,8 +28,8 @@ struct FetchedIteration {
   uint64_t batch_hash = 0;
   bool dynamic = false;
 
-  /* For a worker that owes this iteration a task (publication.h), after SlotWriter::wait_for_readers: nobody reads
-   * the block's copies while they are written. The next slot's barrier hands them over. */
+  /* Called by a worker that still has to run a task of this iteration (publication.h), after SlotWriter::wait_for_readers. So nobody
+   * reads the block's copies while they are written. The next slot's barrier hands them over. */
   __device__ void read(const mpk_rank* rank, uint32_t graph_index, uint32_t iteration, uint32_t lane) {
     Shared& shared = shared_state();
     if (graph != rank->graphs + graph_index) { /* constant for a launch, and usually the graph of the iteration before */
@@ -62,8 +62,8 @@ struct FetchedIteration {
   }
 };
 
-/* The lane's part of what a task's slot gets from its graph. It is constant for a launch, so it can be fetched before the
- * iteration is known. */
+/* This lane's part of the data that a task's slot gets from its graph. The data is constant for a launch, so it can be fetched before
+ * the iteration is known. */
 struct Descriptor {
   static constexpr uint32_t kTaskWords = sizeof(mpk_task) / 4, kOperandWords = sizeof(mpk_operand) / 4;
 
@@ -135,8 +135,8 @@ class SlotWriter {
     return true;
   }
 
-  /* Waits until all slots except an acquired one are free: then all tasks handed out are done. This is so before an iteration's
-   * first task; the barriers let this warp see it. False: as for acquire. */
+  /* Waits until all slots except an acquired one are free. Then all tasks that were handed out are done. Before an iteration's first
+   * task they always are, but only these barriers let this warp see it. Returns false if the compute warps have left. */
   __device__ bool wait_for_readers() const {
     Shared& shared = shared_state();
     for (uint32_t i = 0; i < kSlots; ++i) {
@@ -203,8 +203,7 @@ class SlotWriter {
   }
 
  private:
-  /* What trigger_event (trigger.h) does in static placement, resolved to one address. `event`:
-   * Descriptor::triggered. */
+  /* Finds the one address that trigger_event (trigger.h) would add to in static placement. `event` is Descriptor::triggered. */
   __device__ void resolve_trigger(const FetchedIteration& iteration, uint64_t event_id, const mpk_event& event, TaskSlot* to) const {
     to->trigger = nullptr;
     to->trigger_system = 0;

@@ -9,8 +9,7 @@
 namespace mpk {
 namespace gpu {
 
-/* Passes the host's request on to all ranks. It may be another rank's abort that the host was told of: then its
- * origin stays. */
+/* Passes the host's request for an abort on to all ranks. If the host has it from another rank, that rank stays its origin. */
 __device__ inline void relay_host_abort(const mpk_rank* rank) {
   if (rank->host_abort == nullptr) return;
   /* Relaxed: only the requested code matters. */
@@ -29,7 +28,7 @@ __device__ inline void relay_loop(const mpk_rank* rank) {
   }
 }
 
-/* The end of an iteration did not come, and no other loop could say why. */
+/* Reports that the end of an iteration did not come. Called if no other loop could say why. */
 __device__ __noinline__ void report_end(const mpk_rank* rank) {
   const mpk_batch* batch = rank->batch;
   const mpk_graph* graph = &rank->graphs[batch->graph];
@@ -118,7 +117,7 @@ __device__ inline int await_end(const mpk_rank* rank, bool relay) {
     if (polls % 16 != 0) continue;
     const int code = wait.poll(done);
     if (code == MPK_OK) continue;
-    if (wait.timed_out()) report_end(rank); /* the reports of others' waits say more */
+    if (wait.timed_out()) report_end(rank); /* if the run ended for another reason, another wait's report says more */
     return code;
   }
 }
@@ -142,8 +141,8 @@ __device__ inline int batch_loop(const mpk_rank* rank, uint32_t lane, bool relay
 }
 
 /* Mixed placement: makes scheduler 0 end the iterations of static graphs (end_iteration), because no event tells a scheduler of
- * their end. An acquired publication says that the batch belongs to its iteration. If that is static, only this thread ends it; if
- * it is dynamic, only the word is read. */
+ * their end. An acquired publication says that the batch belongs to its iteration. If its graph is static, only this thread ends the
+ * iteration, so the batch can be read. If it is dynamic, only the publication's word is read. */
 __device__ inline void look_for_static_end(Scheduler* scheduler) {
   const mpk_rank* rank = scheduler->rank;
   if (scheduler->index != 0 || scheduler->ending != 0) return;
@@ -173,8 +172,8 @@ __device__ inline int schedule(const mpk_rank* rank, uint32_t index, bool relay,
   return code;
 }
 
-/* The spare warp of each block. All lanes of a scheduler's warp take part, in other warps only the first. `heads`:
- * [world] words of shared memory, set to 0. */
+/* The spare warp of each block. In a scheduler's warp all lanes take part, in other warps only the first one. `heads` are [world] words
+ * of shared memory, set to 0. */
 __device__ inline void spare_loop(const mpk_rank* rank, uint32_t block, uint32_t lane, uint64_t* heads) {
   const uint32_t busy = rank->num_schedulers != 0 ? rank->num_schedulers : 1;
   const bool own_relay = busy < rank->num_workers; /* this block has no other use for its spare warp */

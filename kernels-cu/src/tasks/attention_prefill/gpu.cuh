@@ -92,15 +92,15 @@ struct AttentionPrefill : TaskCode {
     control.more = prefill::same_place(at, end) ? 0 : 1;
   }
 
-  /* Named barriers 2 and 3: a warpgroup may start its products. The number is computed, because the compiler would take a branch for
-   * divergent. */
+  /* Named barriers 2 and 3: a warpgroup may start its products. The barrier's number is computed, because the compiler would treat a
+   * branch as divergent. */
   static __device__ __forceinline__ void wait_turn(uint32_t warpgroup) { asm volatile("bar.sync %0,256;" ::"r"(2 + warpgroup) : "memory"); }
   static __device__ __forceinline__ void give_turn(uint32_t warpgroup) { asm volatile("bar.arrive %0,256;" ::"r"(2 + warpgroup) : "memory"); }
 
   static __device__ __forceinline__ void attend(Context& context, uint32_t steps) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     using namespace attention_prefill;
-    const uint32_t warpgroup = __shfl_sync(0xFFFFFFFFu, context.thread / 128, 0), lane = context.lane; /* the compiler knows that all lanes have the same */
+    const uint32_t warpgroup = __shfl_sync(0xFFFFFFFFu, context.thread / 128, 0), lane = context.lane; /* tells the compiler that all lanes have the same value */
     const uint32_t row = warpgroup * 64 + context.warp % 4 * 16 + lane / 4; /* of a query tile; the thread also has row + 8 */
     const float scale = context.params<mpk_attention_prefill_params>().scale * 1.4426950408889634f; /* for powers of 2 */
     Taken taken;
@@ -128,8 +128,8 @@ struct AttentionPrefill : TaskCode {
         if (__any_sync(0xFFFFFFFFu, (key + 1) * prefill::kTileKeys > part->tile.position + 1)) mask(context, row, part->tile, key, scores);
         soften(scores, scale, highest, total, factor);
         hold(scores);
-        /* The products in flight must run during all of the above. ptxas moves the wait for them to the start of its basic block; the
-         * loop of this wait for stages starts a new one. */
+        /* The products in flight must run during all of the above. ptxas moves the wait for them to the start of its basic block. The loop
+         * in this wait for stages starts a new block. */
         taken.wait(stages - 1); /* earlier stages have arrived before */
         products_wait<0>();
         WarpLoader::see_copies();
@@ -161,7 +161,7 @@ struct AttentionPrefill : TaskCode {
        * first round, where they are undefined. It would reserve them from the kernel's start, and all tasks would spill. */
 #pragma unroll 1
       for (uint32_t step = 1; step < steps; ++step) {
-        const bool last = __any_sync(0xFFFFFFFFu, key + 1 == part->end); /* tile of its unit */
+        const bool last = __any_sync(0xFFFFFFFFu, key + 1 == part->end); /* the unit's last tile */
         if (last) {
           queries_are_there();
           buffer ^= 1;
@@ -382,7 +382,7 @@ struct AttentionPrefill : TaskCode {
     for (uint32_t j = 0; j < Dim / 8; ++j)
       *attention_prefill::partial_sums(partial, part.partial, Dim, row / 16, j, context.lane) =
           make_float4(sums[4 * j], sums[4 * j + 1], sums[4 * j + 2], sums[4 * j + 3]);
-    const bool first = context.lane % 4 == 0; /* not an index, which would put the numbers into local memory */
+    const bool first = context.lane % 4 == 0; /* a choice, because an index would put the numbers into local memory */
     if (context.lane % 4 < 2)
       *attention_prefill::partial_state(state, part.partial, first ? row : row + 8) =
           first ? make_float2(highest[0], all[0]) : make_float2(highest[1], all[1]);
