@@ -3,9 +3,10 @@
 //! reaches its end. This covers the fixtures on the CPU, and real shapes on a described GPU. Also checks what
 //! `--check` prints.
 
-use mpk_tests::task_graph::{Graph, check, check_copy_reduce, emit, simulate};
+use mpk_tests::task_graph::{Emitted, Graph, check, check_copy_reduce, emit, simulate};
 use mpk_tests::{Job, ModelFile};
 use serde_json::{Value, json};
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 fn check_all(model: &ModelFile, ranks: u32, arguments: &[&str]) {
@@ -183,6 +184,49 @@ fn real_shapes_for_a_described_device() {
             simulate(graphs);
             graphs.iter().for_each(check_copy_reduce);
         }
+    }
+}
+
+/// The log names the type of the summands that ranks send, for each graph. The emitted copies have that type.
+#[test]
+fn the_log_names_the_type_of_the_summands() {
+    let model =
+        ModelFile::random(qwen3_shape(1024, 1, 8, 2048), 1).set("max_batch", 2).set("max_seq_len", 1024);
+    let cases: [(&[&str], &[&str]); 4] = [
+        (&["--device", "h200"], &["f32", "bf16"]),
+        (&["--device", "h200", "--allreduce-dtype", "f32"], &["f32"]),
+        (&["--device", "h200", "--allreduce-dtype", "activation"], &["bf16"]),
+        (&["--workers", "2"], &["f32"]),
+    ];
+    for (options, expected) in cases {
+        let folder = tempfile::Builder::new().prefix("mpk-graph").tempdir().expect("a temporary folder");
+        let job =
+            Job::alone().arg(model.path()).args(["--ranks", "2", "--allreduce", "copy-reduce"]).args(options);
+        let finished = job.arg("--emit-graph").arg(folder.path()).run().expect(0);
+        let line = finished.stderr.lines().find_map(|line| line.split_once("summands of allreduces: "));
+        let (_, said) = line.unwrap_or_else(|| panic!("no line: {}", finished.stderr));
+        let said: BTreeMap<&str, BTreeSet<&str>> = said
+            .split("; ")
+            .map(|part| part.split_once(" in ").expect("a type and graphs"))
+            .map(|(dtype, graphs)| (dtype, graphs.split(", ").collect()))
+            .collect();
+        let emitted = Emitted::read(folder.path(), 2);
+        let mut sent: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
+        for graphs in emitted.all() {
+            let graph = &graphs[0];
+            let is_sum = |op: &str| op.starts_with("layer0.down");
+            let copies = graph.all_tasks.iter().filter(|task| task.task_type == "nvshmem_copy");
+            let sums = copies.filter(|task| is_sum(&graph.ops[task.op_id as usize]));
+            let types: BTreeSet<&str> = sums.map(|task| task.inputs[0].data_type.as_str()).collect();
+            assert_eq!(types.len(), 1, "{}: {types:?}", graph.name);
+            sent.entry(types.first().expect("one type")).or_default().insert(&graph.name);
+        }
+        assert_eq!(said, sent, "{options:?}");
+        assert_eq!(
+            sent.keys().copied().collect::<BTreeSet<_>>(),
+            expected.iter().copied().collect(),
+            "{options:?}"
+        );
     }
 }
 

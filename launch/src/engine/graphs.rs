@@ -16,7 +16,9 @@ use taskgraph::builder::{BuildError, BuildOptions, Builder, Spares};
 use taskgraph::digest::digest;
 use taskgraph::verify::{Class, verify_classes, verify_succession};
 use taskgraph::words::counted;
-use taskgraph::{Allreduce, Backend, OpGraph, Placement, Registry, Target, TaskGraph, parallel};
+use taskgraph::{
+    Allreduce, Backend, DType, OpGraph, Placement, Registry, Target, TaskGraph, TensorId, parallel,
+};
 
 /// All ranks' graphs of one op graph.
 pub type RankGraphs = Vec<TaskGraph>;
@@ -131,8 +133,52 @@ pub fn check_ranks(model: &Model, ranks: u32) -> Result<(), AppError> {
     Ok(())
 }
 
-/// Notes on deviations from the options, each of the form "operator: what".
-type Notes = BTreeSet<String>;
+/// What the log says about a run's graphs.
+#[derive(Default)]
+struct Remarks {
+    /// Deviations from the options, each of the form "operator: what".
+    notes: BTreeSet<String>,
+    /// The element types in which ranks send the summands of allreduces, each with its graphs.
+    summands: Vec<(DType, Vec<String>)>,
+}
+
+/// The element type of the summands of a graph's allreduces. Those of the embedding are always f32, so the shortest type counts.
+fn summands(graph: &OpGraph) -> Option<DType> {
+    let reduced = graph.ops.iter().filter(|op| op.op_type == "allreduce");
+    let types = reduced.filter_map(|op| Some(graph.tensor(TensorId(*op.inputs.first()?)).dtype));
+    types.min_by_key(|dtype| dtype.size())
+}
+
+impl Remarks {
+    fn add(&mut self, graph: &str, notes: Vec<String>, summands: Option<DType>) {
+        self.notes.extend(notes);
+        let Some(dtype) = summands else { return };
+        match self.summands.iter_mut().find(|(other, _)| *other == dtype) {
+            Some((_, graphs)) => graphs.push(graph.to_string()),
+            None => self.summands.push((dtype, vec![graph.to_string()])),
+        }
+    }
+
+    /// Logs notes with one line for each distinct "what", and the types of summands in one line.
+    fn log(&self) {
+        let mut by_text: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+        for note in &self.notes {
+            let (op, text) = note.split_once(": ").unwrap_or(("", note));
+            by_text.entry(text).or_default().push(op);
+        }
+        for (text, ops) in by_text {
+            match &ops[..] {
+                [op] => tracing::info!("{op}: {text}"),
+                _ => tracing::info!("{} and {} more: {text}", ops[0], ops.len() - 1),
+            }
+        }
+        let summands: Vec<String> =
+            self.summands.iter().map(|(dtype, graphs)| format!("{dtype} in {}", graphs.join(", "))).collect();
+        if !summands.is_empty() {
+            tracing::info!("summands of allreduces: {}", summands.join("; "));
+        }
+    }
+}
 
 /// The graphs that `make` builds from every op graph.
 fn build<T: Send>(
@@ -140,21 +186,22 @@ fn build<T: Send>(
     registry: &Registry,
     options: &GraphBuild,
     make: impl Fn(&Builder) -> Result<T, BuildError> + Sync,
-) -> Result<(Vec<T>, Notes), AppError> {
+) -> Result<(Vec<T>, Remarks), AppError> {
     let rows = |number: usize| ops[number].capacity.rows as usize;
     let built = parallel::map_largest_first(ops.len(), rows, |number| {
         let builder = Builder::new(&ops[number], registry, &options.of(&ops[number]))?;
         let graphs = make(&builder)?;
-        Ok::<_, BuildError>((graphs, builder.notes().to_vec()))
+        let sent = (options.decode.world > 1).then(|| summands(builder.op_graph())).flatten();
+        Ok::<_, BuildError>((graphs, builder.notes().to_vec(), sent))
     });
-    let mut notes = Notes::new();
+    let mut remarks = Remarks::default();
     let mut all = Vec::with_capacity(ops.len());
-    for graphs in built {
-        let (graphs, more) = graphs?;
-        notes.extend(more);
+    for (ops, built) in ops.iter().zip(built) {
+        let (graphs, notes, sent) = built?;
+        remarks.add(&ops.name, notes, sent);
         all.push(graphs);
     }
-    Ok((all, notes))
+    Ok((all, remarks))
 }
 
 /// The graphs of one rank.
@@ -174,8 +221,8 @@ pub fn build_verified(
     registry: &Registry,
     options: &GraphBuild,
 ) -> Result<Vec<RankGraphs>, AppError> {
-    let (all, notes) = build(ops, registry, options, Builder::all)?;
-    log_notes(&notes);
+    let (all, remarks) = build(ops, registry, options, Builder::all)?;
+    remarks.log();
     verify_all(&all, options)?;
     Ok(all)
 }
@@ -189,8 +236,8 @@ pub fn build_classes(
     options: &GraphBuild,
 ) -> Result<Vec<Class>, AppError> {
     let spares = Spares::default();
-    let (classes, notes) = build(ops, registry, options, |builder| builder.class(&spares))?;
-    log_notes(&notes);
+    let (classes, remarks) = build(ops, registry, options, |builder| builder.class(&spares))?;
+    remarks.log();
     verify_classes_of(&classes, ops, registry, options)?;
     Ok(classes)
 }
@@ -202,7 +249,7 @@ fn seen_classes<T: Send>(
     registry: &Registry,
     options: &GraphBuild,
     look: impl Fn(&TaskGraph) -> T + Sync,
-) -> Result<(Seen<T>, Notes), AppError> {
+) -> Result<(Seen<T>, Remarks), AppError> {
     let spares = Spares::default();
     build(ops, registry, options, |builder| builder.class_seen(&spares, &look))
 }
@@ -236,8 +283,8 @@ fn verify_all(all: &[RankGraphs], options: &GraphBuild) -> Result<(), AppError> 
 pub fn build_together(world: &World, ops: &[OpGraph], options: &GraphBuild) -> Result<Vec<TaskGraph>, Error> {
     let registry = kernels_cu::registry::registry();
     let rank = world.rank();
-    let (own, notes) = together(world, build(ops, &registry, options, |builder| builder.rank(rank)))?;
-    log_notes(&notes);
+    let (own, remarks) = together(world, build(ops, &registry, options, |builder| builder.rank(rank)))?;
+    remarks.log();
     let found = world.gather(digests(&own).iter().flat_map(|d| d.to_le_bytes()).collect());
     let found: Vec<u64> =
         found.iter().flat_map(|bytes| bytes.as_chunks().0.iter().map(|d| u64::from_le_bytes(*d))).collect();
@@ -278,21 +325,6 @@ fn prove(
         proofs.add(found);
     }
     Ok(())
-}
-
-/// Logs notes of the form "operator: what", with one line for each distinct "what".
-fn log_notes(notes: &Notes) {
-    let mut by_text: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
-    for note in notes {
-        let (op, text) = note.split_once(": ").unwrap_or(("", note));
-        by_text.entry(text).or_default().push(op);
-    }
-    for (text, ops) in by_text {
-        match &ops[..] {
-            [op] => tracing::info!("{op}: {text}"),
-            _ => tracing::info!("{} and {} more: {text}", ops[0], ops.len() - 1),
-        }
-    }
 }
 
 /// An error that lists the violations that the verifier found.
