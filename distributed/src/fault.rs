@@ -1,5 +1,7 @@
 //! Faults on demand, for tests: what a rank does wrong at a step.
 
+use std::time::Duration;
+
 /// What goes wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FaultKind {
@@ -11,6 +13,8 @@ pub enum FaultKind {
     Exit(i32),
     /// It panics.
     Panic,
+    /// It does nothing for this many milliseconds, as if its own work took so long.
+    Pause(u64),
 }
 
 /// A fault of one rank.
@@ -25,7 +29,7 @@ pub struct Fault {
 }
 
 impl Fault {
-    /// Reads RANK:STEP:KIND, where KIND is `stop`, `kill`, `exit`, `exit=STATUS` or `panic`.
+    /// Reads RANK:STEP:KIND, where KIND is `stop`, `kill`, `exit`, `exit=STATUS`, `panic` or `pause=MILLISECONDS`.
     pub fn parse(text: &str) -> Option<Fault> {
         let mut fields = text.splitn(3, ':');
         let rank = fields.next()?.parse().ok()?;
@@ -35,7 +39,11 @@ impl Fault {
             "kill" => FaultKind::Kill,
             "exit" => FaultKind::Exit(0),
             "panic" => FaultKind::Panic,
-            other => FaultKind::Exit(other.strip_prefix("exit=")?.parse().ok()?),
+            other => match other.split_once('=')? {
+                ("exit", status) => FaultKind::Exit(status.parse().ok()?),
+                ("pause", milliseconds) => FaultKind::Pause(milliseconds.parse().ok()?),
+                _ => return None,
+            },
         };
         Some(Fault { rank, step, kind })
     }
@@ -52,6 +60,7 @@ impl Fault {
             FaultKind::Kill => drop(raise(libc::SIGKILL)),
             FaultKind::Exit(status) => std::process::exit(status),
             FaultKind::Panic => panic!("--debug-fault"),
+            FaultKind::Pause(milliseconds) => std::thread::sleep(Duration::from_millis(milliseconds)),
         }
     }
 }
@@ -66,7 +75,8 @@ mod tests {
         assert_eq!(Fault::parse("1:12:stop"), fault(FaultKind::Stop));
         assert_eq!(Fault::parse("1:12:exit"), fault(FaultKind::Exit(0)));
         assert_eq!(Fault::parse("1:12:exit=3"), fault(FaultKind::Exit(3)));
-        for text in ["", "1", "1:2", "1:2:burn", "x:2:stop", "1:2:exit=x"] {
+        assert_eq!(Fault::parse("1:12:pause=300"), fault(FaultKind::Pause(300)));
+        for text in ["", "1", "1:2", "1:2:burn", "x:2:stop", "1:2:exit=x", "1:2:pause", "1:2:stop=1"] {
             assert_eq!(Fault::parse(text), None, "{text}");
         }
     }

@@ -12,12 +12,16 @@
 
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use signal_hook::iterator::Signals;
-use signal_hook::low_level::{emulate_default_handler, exit, register};
+use signal_hook::low_level::{emulate_default_handler, exit, register, signal_name};
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
 /// Exit status of a failed run.
 const STATUS: i32 = 4;
+/// Maximum time for another thread to end a process that is about to end.
+const LONGEST_END: Duration = Duration::from_secs(3);
+const TICK: Duration = Duration::from_millis(2);
 /// Signals that ask a program to end.
 const ASKING: [i32; 2] = [SIGINT, SIGTERM];
 /// These end it too, unless they are ignored, as under `nohup`.
@@ -78,8 +82,11 @@ fn on_signal(signal: i32, ends: bool) {
     }
 }
 
-/// Applies a signal's default effect, or leaves that to the last [`Held`].
+/// Applies a signal's default effect, or leaves that to the last [`Held`]. After a failure it ends the process with status 4.
 fn hold_or_end(signal: i32) {
+    if FAILED.load(Ordering::SeqCst) {
+        exit(STATUS);
+    }
     if HOLDERS.load(Ordering::SeqCst) > 0 {
         KEPT.store(signal, Ordering::SeqCst);
         // The last one may have been dropped before it could see this.
@@ -118,6 +125,31 @@ impl Drop for Held {
 /// True if a signal has arrived that [`Held`] keeps.
 pub fn is_kept() -> bool {
     KEPT.load(Ordering::SeqCst) != 0
+}
+
+/// True if this process is about to end: a signal is kept, or the run has failed ([`end_on_signal`]).
+pub fn is_ending() -> bool {
+    is_kept() || FAILED.load(Ordering::SeqCst)
+}
+
+/// Waits for the end of a process that is about to end. Another thread ends it.
+pub fn await_end() {
+    let begin = Instant::now();
+    while is_ending() && begin.elapsed() < LONGEST_END {
+        std::thread::sleep(TICK);
+    }
+}
+
+/// Waits until no more than `few` values of [`Held`] live.
+pub fn await_holders(few: usize) {
+    while HOLDERS.load(Ordering::SeqCst) > few {
+        std::thread::sleep(TICK);
+    }
+}
+
+/// The name of the signal that is kept, such as `SIGTERM`.
+pub fn kept_name() -> Option<&'static str> {
+    signal_name(KEPT.load(Ordering::SeqCst))
 }
 
 /// While this value lives, the first signal is noted ([`is_stopping`]), and the second ends the process.

@@ -29,6 +29,9 @@ class Cluster:
         self.cores = [cores[len(cores) * i // count:len(cores) * (i + 1) // count] if own_cores and len(cores) >= count else cores
                       for i in range(count)]
         self.folder = Path(tempfile.mkdtemp(prefix="mpk-nodes-"))
+        # Jobs keep their temporary files here, so that a test sees what they leave behind.
+        self.temporary = self.folder / "tmp"
+        self.temporary.mkdir()
         self.holders = []
         self.names = [f"node{i + 1}" for i in range(count)]
         net.set_up("lo")  # for jobs on one node
@@ -123,7 +126,8 @@ class Job:
         recorder = [sys.executable, str(Path(__file__).with_name("status_of.py")), str(self.notes)] if recorded else []
         command = [*launcher, *recorder, *command]
         self.out, self.err = open(self.notes / "stdout", "w+"), open(self.notes / "stderr", "w+")
-        self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=self.out, stderr=self.err, text=True, start_new_session=True)
+        self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=self.out, stderr=self.err, text=True, start_new_session=True,
+                                        env={**os.environ, "TMPDIR": str(cluster.temporary)})
 
     def stderr(self):
         return (self.notes / "stderr").read_text(errors="replace")

@@ -8,8 +8,9 @@ import traceback
 import cases
 import faults
 import figures
+import signals
 
-PARTS = {"cases": cases.run, "slow": cases.run_slow, "faults": faults.run, "figures": figures.run}
+PARTS = {"cases": cases.run, "slow": cases.run_slow, "faults": faults.run, "signals": signals.run, "figures": figures.run}
 
 
 def main():

@@ -2,7 +2,7 @@
 
 use super::observer::Verdict;
 use super::table::State;
-use super::{Watch, given_up};
+use super::{Watch, given_up, process};
 use crate::mpi_files;
 use kernels_cu::signals::{self, Held};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,6 +20,8 @@ const QUICK_END: Duration = Duration::from_millis(450);
 /// On several nodes, how long a rank looks for a lost rank after a signal outside the kernel. A rank of another node counts as missed after
 /// half a second. Together with [`HURRY`] less than the second that a launcher gives.
 const LAST_LOOK: Duration = Duration::from_millis(700);
+/// The same before the first contact. A rank of this node that has ended is seen at once.
+const FIRST_LOOK: Duration = Duration::from_millis(100);
 /// Time limit for telling other nodes that this rank has given up.
 const LAST_WORD: Duration = Duration::from_millis(100);
 /// Time for the watch to find the cause of a failed MPI call.
@@ -65,9 +67,12 @@ impl Watch {
             self.give_up(Some(message));
         }
         if !told {
-            // The reporting rank needs a moment, because the launcher ends the others together with the first.
+            // The reporting rank needs a moment, because the launcher ends the others together with the first. After a signal it is ending
+            // them already.
             signals::end_on_signal();
-            std::thread::sleep(self.patience());
+            if !signals::is_kept() {
+                std::thread::sleep(self.patience());
+            }
         }
         self.give_up(None);
     }
@@ -82,7 +87,12 @@ impl Watch {
             signals::end_on_signal();
             watch.await_last_word();
         };
-        end(last, self.patience())
+        end(last, self.holders(), self.patience())
+    }
+
+    /// How many values of [`Held`] the watch has: see [`Watch::run`].
+    fn holders(&self) -> usize {
+        usize::from(!self.0.place.is_one_node())
     }
 
     /// Waits until the ranks of other nodes know that this rank has given up.
@@ -105,24 +115,34 @@ impl Watch {
 
     /// True if a launcher seems to be ending the job. It will soon kill this process.
     fn is_hurried(&self) -> bool {
-        self.0.elsewhere.get().is_some() && (signals::is_stopping() || signals::is_kept())
+        signals::is_kept() || self.0.elsewhere.get().is_some() && signals::is_stopping()
     }
 
     /// Ends the process if a signal is kept for it. The launcher may have sent the signal because a rank has died, so such a rank is named
-    /// first. Otherwise the signal has its default effect. `since` holds the time at which it was seen.
+    /// first. Otherwise the rank reports the signal, which then has its default effect. `since` holds the time at which it was seen.
     pub(super) fn end_if_asked(&self, held: &mut Option<Held>, since: &mut Option<Instant>) {
-        if held.is_none() || !signals::is_kept() {
-            return;
-        }
+        let Some(signal) = signals::kept_name().filter(|_| held.is_some()) else { return };
         if let Some(text) = self.find_lost().or_else(|| self.missed()) {
             self.act(Verdict::Overdue { text }, State::Calls);
         }
-        if since.get_or_insert_with(Instant::now).elapsed() < LAST_LOOK {
+        // Before the first contact, nothing is known of the ranks of other nodes.
+        let look = if self.0.elsewhere.get().is_some() { LAST_LOOK } else { FIRST_LOOK };
+        if since.get_or_insert_with(Instant::now).elapsed() < look {
             return;
         }
-        // The whole job has been asked to end, or the launcher says that a signal has ended this rank.
+        let (rank, node, phase) = (self.0.place.rank, process::node_name(), self.phase_name());
         self.set_state(State::Ended);
-        self.await_last_word();
+        let (tell, watch) = (self.0.options.tell, self.clone());
+        // The launcher may have sent the signal to all ranks of the node.
+        let tells = self.0.table.get().is_none_or(|table| table.header.tells(rank));
+        let last = move || {
+            if tells {
+                tell(&format!("{signal} has ended rank {rank} on node {node} in `{phase}`"));
+            }
+            watch.await_last_word();
+            mpi_files::remove_half_made_windows();
+        };
+        within(HURRY, last);
         *held = None;
     }
 
@@ -130,8 +150,8 @@ impl Watch {
     /// `since` holds the time at which that began.
     pub(super) fn end_if_held_up(&self, since: &mut Option<Instant>) {
         let flag = |flag: &AtomicBool| flag.load(Ordering::Relaxed);
-        // Waits and calls have their own limits.
-        let acts = self.0.elsewhere.get().is_some() && (flag(&self.0.is_lost) || self.is_hurried());
+        // Waits and calls have their own limits. A kept signal ends the process in any case.
+        let acts = self.0.elsewhere.get().is_some() && (flag(&self.0.is_lost) || signals::is_stopping());
         if !acts || self.0.own.state().awaits() {
             *since = None;
             return;
@@ -149,21 +169,27 @@ impl Watch {
     }
 }
 
-/// Runs `last`, then ends the process with status 4. Nothing can delay this for longer than `patience`, such as a pipe that nobody reads.
-///
-/// The launcher ends the job when it sees the status. MPI_Abort, which would tell it, may not be called: other threads of this process may
-/// be in MPI, and what it prints is not made for several threads (`opal_show_help` of Open MPI 4 has one scanner, without a lock).
-fn end(last: impl FnOnce() + Send + 'static, patience: Duration) -> ! {
-    let work = move || {
-        last();
-        mpi_files::remove_half_made_windows();
-    };
+/// Runs `work` on a thread, and waits for it no longer than `patience`. It may be stuck at a pipe that nobody reads.
+fn within(patience: Duration, work: impl FnOnce() + Send + 'static) {
     if let Ok(thread) = std::thread::Builder::new().name("end".into()).spawn(work) {
         let begin = Instant::now();
         while begin.elapsed() < patience && !thread.is_finished() {
             std::thread::sleep(Duration::from_millis(2));
         }
     }
+}
+
+/// Runs `last` and waits until no compilation runs, when `holders` values of [`Held`] are left. Then ends the process with status 4.
+/// Nothing can delay this for longer than `patience`.
+///
+/// The launcher ends the job when it sees the status. MPI_Abort, which would tell it, may not be called: other threads of this process may
+/// be in MPI, and what it prints is not made for several threads (`opal_show_help` of Open MPI 4 has one scanner, without a lock).
+fn end(last: impl FnOnce() + Send + 'static, holders: usize, patience: Duration) -> ! {
+    within(patience, move || {
+        last();
+        mpi_files::remove_half_made_windows();
+        signals::await_holders(holders);
+    });
     // SAFETY: ends the process, so nothing of it is used afterwards.
     unsafe { libc::_exit(STATUS) }
 }

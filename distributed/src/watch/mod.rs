@@ -375,7 +375,9 @@ impl Watch {
         let launcher = Launcher::find();
         let mut last = Instant::now();
         let (mut held_up, mut proxy) = (None, (0, Duration::ZERO));
-        let (mut held, mut asked) = (None, None);
+        // A rank of several nodes must say why it ends: the others may know less.
+        let (mut held, mut asked) = ((!place.is_one_node()).then(Held::new), None);
+        let mut knows_elsewhere = false;
         loop {
             self.0.own.beat();
             self.publish();
@@ -389,12 +391,10 @@ impl Watch {
                 std::mem::forget(held);
                 return;
             }
-            if let Some(elsewhere) = self.0.elsewhere.get() {
-                held.get_or_insert_with(|| {
-                    everybody = Some(elsewhere.everybody);
-                    observer.set_elsewhere(elsewhere.everybody, process::node_name());
-                    Held::new()
-                });
+            if let Some(elsewhere) = self.0.elsewhere.get().filter(|_| !knows_elsewhere) {
+                knows_elsewhere = true;
+                everybody = Some(elsewhere.everybody);
+                observer.set_elsewhere(elsewhere.everybody, process::node_name());
             }
             if let Some(gone) = launcher.as_ref().and_then(Launcher::gone) {
                 self.act(Verdict::Lost { rank: place.rank, text: gone }, own.state);

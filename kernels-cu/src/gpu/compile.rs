@@ -5,6 +5,7 @@ use super::{
     Architecture, Cache, CompileOptions, Expression, GpuError, NvshmemFiles, Toolchain, ToolchainIdentity,
     embedded, identity, nvcc, source,
 };
+use crate::signals;
 use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -87,7 +88,15 @@ pub(super) fn cached(
     if let Some(entry) = cache.made_meanwhile(key, extension, &identity) {
         return Ok((entry, true));
     }
-    let (content, log) = make(&toolchain, build.folder())?;
+    let (content, log) = match make(&toolchain, build.folder()) {
+        Err(error) if signals::is_ending() => {
+            // nvcc was interrupted. What ends the process also says why.
+            drop(build);
+            signals::await_end();
+            return Err(error);
+        }
+        made => made?,
+    };
     if !content.starts_with(b"\x7fELF") {
         return Err(GpuError::Compile {
             command: toolchain.nvcc.path.display().to_string(),

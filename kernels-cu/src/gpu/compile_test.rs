@@ -2,6 +2,7 @@
 
 use super::compile::compile_with;
 use super::*;
+use crate::signals::Held;
 use std::ffi::OsStr;
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
@@ -243,11 +244,12 @@ fn folders_of_any_name_reach_nvcc() {
     assert_eq!(setting.runs(), 2);
 }
 
-/// A signal ends the process as if nothing were being compiled, and neither nvcc nor its folder remain. The process is
-/// this program again, because a signal affects the whole process.
+/// A signal ends the process as if nothing were being compiled, and neither nvcc nor its folder remain. The same holds if a failed run
+/// ends it. The process is this program again, because a signal affects the whole process.
 #[test]
 fn a_signal_ends_nvcc_and_leaves_nothing() {
     const CHILD: &str = "MPK_TEST_COMPILES_IN";
+    const MODE: &str = "MPK_TEST_MODE";
     if let Some(root) = std::env::var_os(CHILD) {
         for signal in [libc::SIGINT, libc::SIGTERM] {
             // SAFETY: the default action needs nothing of ours. The parent of the tests may have ignored them.
@@ -260,14 +262,41 @@ fn a_signal_ends_nvcc_and_leaves_nothing() {
         for (name, value) in [("STAND_IN_LOG", log.as_str()), ("STAND_IN_SLEEPS", "30")] {
             options.defines.push((name.to_string(), value.to_string()));
         }
+        // What the watch over a job's ranks does.
+        let held = Held::new();
+        match std::env::var(MODE).unwrap().as_str() {
+            "alone" => drop(held),
+            "watched" => drop(std::thread::spawn(move || {
+                while !crate::signals::is_kept() {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                std::thread::sleep(Duration::from_millis(300));
+                drop(held);
+            })),
+            _ => drop(std::thread::spawn(move || {
+                while !fs::read_to_string(&log).is_ok_and(|log| log.ends_with('\n')) {
+                    std::thread::sleep(Duration::from_millis(10));
+                }
+                crate::signals::end_on_signal();
+                crate::signals::await_holders(1);
+                std::process::exit(4);
+            })),
+        }
         let _ = compile_with(&codes, &options, &Cache::new(Path::new(&root).join("cache")), toolchain("a"));
-        return;
+        // The process has ended before the error of the interrupted compilation can be reported.
+        std::process::exit(9);
     }
-    for signal in [libc::SIGINT, libc::SIGTERM] {
+    for (signal, mode) in [
+        (Some(libc::SIGINT), "alone"),
+        (Some(libc::SIGTERM), "alone"),
+        (Some(libc::SIGTERM), "watched"),
+        (None, "failed"),
+    ] {
         let setting = Setting::new();
         let mut process = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "gpu::compile_test::a_signal_ends_nvcc_and_leaves_nothing"])
             .env(CHILD, setting.root.path())
+            .env(MODE, mode)
             .stdout(Stdio::null())
             .spawn()
             .unwrap();
@@ -277,10 +306,13 @@ fn a_signal_ends_nvcc_and_leaves_nothing() {
         }
         let log = fs::read_to_string(setting.log()).unwrap();
         let nvcc = Path::new("/proc").join(log.trim().strip_prefix("run ").unwrap());
-        assert!(nvcc.exists());
-        // SAFETY: the process is our child and has not been waited for.
-        unsafe { libc::kill(process.id() as libc::pid_t, signal) };
-        assert_eq!(process.wait().unwrap().signal(), Some(signal));
+        if let Some(signal) = signal {
+            assert!(nvcc.exists());
+            // SAFETY: the process is our child and has not been waited for.
+            unsafe { libc::kill(process.id() as libc::pid_t, signal) };
+        }
+        let ended = process.wait().unwrap();
+        assert_eq!((ended.signal(), ended.code()), (signal, signal.is_none().then_some(4)), "{mode}");
         assert!(!nvcc.exists());
         assert_eq!(setting.files(), Vec::<String>::new());
     }

@@ -97,7 +97,7 @@ fn finish(mut command: Command, limit: Option<Duration>) -> io::Result<(Option<E
     let status = loop {
         match child.try_wait()? {
             Some(status) => break Some(status),
-            None if signals::is_kept() || limit.is_some_and(|limit| begin.elapsed() >= limit) => {
+            None if signals::is_ending() || limit.is_some_and(|limit| begin.elapsed() >= limit) => {
                 kill_group(&mut child)?;
                 break None;
             }

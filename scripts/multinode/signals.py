@@ -1,0 +1,148 @@
+"""SIGINT and SIGTERM while ranks load, on two nodes: every rank ends soon, the right one says why, and nothing is left behind."""
+import os
+import re
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+from cluster import REPOSITORY, Cluster
+from faults import DEADLINE, LIMIT, endless, nothing_left
+
+# How long a rank's own work takes that all others wait for, in milliseconds. Longer than any test waits.
+PAUSE = 30_000
+# The step before the first messages between nodes.
+CONTACT = "2"
+SHARED_MEMORY = "/dev/shm"
+FAKES = REPOSITORY / "tests" / "fake_gpu"
+
+
+def weights_step(cluster, program):
+    """The step at which the ranks meet after they have read their weights."""
+    command = [program, endless(cluster.folder), "--backend", "cpu", "--prompt-tokens", "1", "--max-new-tokens", 1]
+    job = cluster.run((1, 1), command, options=["-x", "MPK_LOG=debug"])
+    step = re.search(r"step (\d+): weights", job.stderr())
+    assert step, job.stderr()[-3000:]
+    return step[1]
+
+
+def slow_job(cluster, program, hosts, step, slow):
+    """A job whose ranks wait at this step for rank `slow`, whose own work takes long."""
+    command = [program, endless(cluster.folder), "--backend", "cpu", "--deadline", DEADLINE, "--debug-fault", f"{slow}:{step}:pause={PAUSE}"]
+    job = cluster.start(hosts, command + server_options(program))
+    await_ranks(job, sum(hosts))
+    if step != CONTACT:
+        job.await_text("ready for weights")
+    # The ranks say nothing when they get to the step.
+    time.sleep(1 if step == CONTACT else 0.3)
+    assert job.process.poll() is None, job.stderr()[-3000:]
+    return job
+
+
+def compiling_job(cluster, program, hosts):
+    """A job for GPUs on a machine with stand-ins for the driver and for nvcc, which does not end."""
+    folder = cluster.folder / "fakes"
+    (folder / "cuda" / "bin").mkdir(parents=True)
+    subprocess.run(["c++", "-std=c++17", "-w", "-shared", "-fPIC", "-I", FAKES, "-I", REPOSITORY / "kernels-cu" / "include",
+                    "-o", folder / "libcuda.so", FAKES / "libcuda.cpp"], check=True)
+    nvcc = folder / "cuda" / "bin" / "nvcc"
+    nvcc.write_text(f'#!/bin/sh\n[ "$1" != --version ] || exec {FAKES}/nvcc --version\ntouch {folder}/compiles\nsleep {PAUSE // 1000}\n')
+    nvcc.chmod(0o755)
+    libraries = ":".join(filter(None, [str(folder), os.environ.get("LD_LIBRARY_PATH")]))
+    command = [program, endless(cluster.folder), "--backend", "cuda", "--transport", "host", "--workers", "4", "--deadline", DEADLINE]
+    job = cluster.start(hosts, command + server_options(program), [
+        "-x", f"LD_LIBRARY_PATH={libraries}", "-x", f"CUDA_HOME={folder}/cuda", "-x", f"MPK_CACHE_DIR={folder}/cache"])
+    await_ranks(job, sum(hosts))
+    end = time.monotonic() + 20
+    while not (folder / "compiles").exists():
+        assert time.monotonic() < end and job.process.poll() is None, f"nvcc is not called:\n{job.stderr()[-3000:]}"
+        time.sleep(0.02)
+    time.sleep(0.3)
+    return job
+
+
+def server_options(program):
+    return ["--port", "0"] if program.endswith("mpk-serve") else []
+
+
+def await_ranks(job, count):
+    end = time.monotonic() + 20
+    while len(job.ranks()) < count:
+        assert time.monotonic() < end and job.process.poll() is None, f"not all ranks start:\n{job.stderr()[-3000:]}"
+        time.sleep(0.02)
+
+
+def ends_soon(cluster, job, count, since):
+    """Waits until all ranks have ended and nothing is left. Returns their statuses and how long they took."""
+    while len(job.statuses()) < count and time.time() < since + LIMIT:
+        time.sleep(0.02)
+    statuses = job.statuses()
+    assert len(statuses) == count, f"only these ranks have ended after {LIMIT} s: {statuses}\n{job.stderr()[-4000:]}"
+    nothing_left(cluster, job, (1, 2))
+    left = [*cluster.temporary.rglob("*"), *Path(SHARED_MEMORY).iterdir(), *cluster.folder.rglob("*.build")]
+    assert not left, f"left behind: {left}\n{job.stderr()[-4000:]}"
+    return {rank: status for rank, (status, _) in statuses.items()}, max(ended for _, ended in statuses.values()) - since
+
+
+def signal_to(cluster, job, hosts, number, target, before_contact, is_awaited):
+    """A signal to a rank ends it, and the others end with status 4. One to mpirun reaches every rank as SIGTERM, which ends it."""
+    since = time.time()
+    if target == "mpirun":
+        os.kill(next(pid for pid, name in cluster.processes(1) if name in ("mpirun", "orterun", "prterun")), number)
+        number = signal.SIGTERM
+    else:
+        os.kill(job.ranks()[target], number)
+    statuses, took = ends_soon(cluster, job, sum(hosts), since)
+    what = f"{statuses}\n{job.stderr()[-4000:]}"
+    node_of = [node for node, ranks in enumerate(hosts, 1) for _ in range(ranks)]
+    named = [rank for rank in statuses if target in (rank, "mpirun")]
+    said = [rank for rank in named if f"{number.name} has ended rank {rank} on node node{node_of[rank]} in `" in job.stderr()]
+    assert said, f"no rank says so: {what}"
+    if before_contact and is_awaited:
+        # mpirun ends the ranks of the other node, which know who has not answered.
+        assert f"in `contact with rank {target}`" in job.stderr(), what
+    for rank, status in statuses.items():
+        expected = {4}
+        if rank in named or before_contact:
+            expected.add(-number if rank in named else -signal.SIGTERM)
+        if rank == target:
+            expected = {-number}
+        elif hosts[node_of[rank] - 1] > 1:
+            # As soon as one rank of a node has ended, mpirun may kill the rest of it.
+            expected.add(-signal.SIGKILL)
+        assert status in expected, f"rank {rank} ended with {status} instead of {expected}: {what}"
+    assert job.process.returncode != 0, f"mpirun ended with 0: {what}"
+    return f"all ranks ended after {took:.1f} s"
+
+
+# Program, ranks of each node, where ranks are, the rank that the others wait for, signal, to whom.
+SHORT = [("mpk-run", (1, 1), "contact", 1, signal.SIGINT, 1), ("mpk-run", (2, 2), "weights", 1, signal.SIGTERM, 0),
+         ("mpk-run", (1, 1), "weights", 1, signal.SIGINT, "mpirun"), ("mpk-run", (1, 1), "nvcc", 0, signal.SIGTERM, 0),
+         ("mpk-serve", (1, 1), "weights", 1, signal.SIGTERM, "mpirun"), ("mpk-serve", (1, 1), "weights", 1, signal.SIGINT, 0),
+         ("mpk-serve", (2, 2), "weights", 3, signal.SIGTERM, 3)]
+LONG = [(program, hosts, where, slow, number, target)
+        for program in ("mpk-run", "mpk-serve") for hosts in ((1, 1), (2, 2)) for where in ("contact", "weights", "nvcc")
+        for number in (signal.SIGINT, signal.SIGTERM) for target in (0, sum(hosts) - 1, "mpirun")
+        for slow in (0, sum(hosts) - 1) if where != "nvcc" or slow == 0]
+
+
+def run(program, report, long):
+    # Other jobs of this machine use its shared memory too. This one belongs to the test's own mount namespace.
+    subprocess.run(["mount", "-t", "tmpfs", "tmpfs", SHARED_MEMORY], check=True)
+    with Cluster(2) as cluster:
+        weights = weights_step(cluster, program)
+
+        def case(name, hosts, where, slow, number, target):
+            shutil.rmtree(cluster.folder / "fakes", ignore_errors=True)
+            started = str(Path(program).with_name(name))
+            if where == "nvcc":
+                job = compiling_job(cluster, started, hosts)
+            else:
+                job = slow_job(cluster, started, hosts, CONTACT if where == "contact" else weights, slow)
+            return signal_to(cluster, job, hosts, number, target, where == "contact" and target != "mpirun", slow == target)
+
+        for one in LONG if long else SHORT:
+            name, hosts, where, _, number, target = one
+            to = target if target == "mpirun" else f"rank {target}"
+            report(f"{number.name} to {to}, {name} at `{where}`, {' + '.join(map(str, hosts))} ranks", lambda one=one: case(*one))
