@@ -76,3 +76,39 @@ proptest! {
         check(&graph(&nodes), &o);
     }
 }
+
+fn owned_shape() -> impl Strategy<Value = OwnedShape> {
+    let height = prop::sample::select(vec![64u64, 128, 256]);
+    let cut = prop::sample::select(vec![0u64, 128, 256]);
+    let tile = prop::sample::select(vec![0u64, 16, 64]);
+    let rest = (1u64..3, 1u64..5, 1usize..4, any::<bool>(), any::<bool>());
+    (height, cut, tile, rest).prop_map(
+        |(height, cut, tile, (blocks, columns, layers, two_readers, whole))| {
+            let layers = layers + usize::from(whole);
+            OwnedShape { blocks, columns, height, cut, tile, layers, two_readers, whole }
+        },
+    )
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
+
+    /// Sums whose rows stay with the ranks that sum them: every rank reads the rows of each block that their owner has written.
+    #[test]
+    fn sums_that_stay_with_their_owners_are_race_free_and_read_what_was_written(
+        shape in owned_shape(),
+        world in 2u32..5,
+        workers in 1u32..4,
+        dynamic in any::<bool>(),
+    ) {
+        let placement = if dynamic { Placement::Dynamic } else { Placement::Static };
+        let o = shape.options(BuildOptions { placement, ..options(world, workers) });
+        let graphs = check(&shape.graph("owned", world), &o);
+        // The first layer reads the input. An output is whole on every rank.
+        let wanted = (shape.layers - 1) * (1 + usize::from(shape.two_readers)) + usize::from(!shape.whole);
+        for graph in &graphs {
+            prop_assert_eq!(owned_steps(graph), wanted);
+        }
+        prop_assert!(verify::ranks_are_alike(&graphs));
+    }
+}

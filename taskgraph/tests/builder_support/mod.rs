@@ -1,8 +1,10 @@
 //! Task types without kernels, graphs of them, and a check of the resulting task graphs.
 
+mod owned;
 mod types;
 mod unrolled;
 
+pub use owned::*;
 use serde_json::json;
 use std::sync::Arc;
 use taskgraph::task_graph::EventType;
@@ -26,6 +28,9 @@ pub fn registry() -> Registry {
     registry.register(Arc::new(Twice));
     registry.register(Arc::new(Grid));
     registry.register(Arc::new(Records));
+    registry.register(Arc::new(Rows));
+    registry.register(Arc::new(Product));
+    registry.register(Arc::new(RowsProduct));
     registry
 }
 

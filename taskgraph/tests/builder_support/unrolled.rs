@@ -1,6 +1,7 @@
 //! A brute-force check of finished task graphs that knows nothing of the builder. It unrolls iterations of all ranks, finds the
 //! happens-before order by graph search, and follows values.
 
+use super::owned::STEP;
 use std::collections::HashMap;
 use taskgraph::task_graph::{Area, Place, Task, core_types};
 use taskgraph::*;
@@ -318,6 +319,8 @@ impl<'a> Unrolled<'a> {
             tensor: u32,
             rank: usize,
             epoch: usize,
+            /// The first two indices where it was computed.
+            at: [u32; 2],
         }
         let names: HashMap<&str, usize> =
             ops.ops.iter().enumerate().map(|(i, o)| (o.name.as_str(), i)).collect();
@@ -348,8 +351,15 @@ impl<'a> Unrolled<'a> {
         for &node in &self.order {
             let Some((epoch, rank, task)) = self.task(node) else { continue };
             let g = &self.graphs[rank];
-            let Some(&op) = names.get(g.op_name(task)) else { continue };
+            // The first step of `rows_product` writes a temporary, which the second one reads.
+            let (base, first_step) = match g.op_name(task).strip_suffix(STEP) {
+                Some(base) => (base, true),
+                None => (g.op_name(task), false),
+            };
+            let Some(&op) = names.get(base) else { continue };
+            let temporary = (ops.tensors.len() + op) as u32;
             let op = &ops.ops[op];
+            let reads_temporary = op.op_type == "rows_product" && !first_step;
             let name = |tensor: u32| g.tensors[tensor as usize].name.as_str();
             let kind = g.type_name(task);
             for (i, input) in g.inputs(task).iter().enumerate() {
@@ -361,6 +371,8 @@ impl<'a> Unrolled<'a> {
                 let logical = match kind {
                     core_types::REDUCE if stands_for_source => op.inputs[0],
                     core_types::REDUCE => op.inputs[1],
+                    core_types::NVSHMEM_COPY if first_step => temporary,
+                    _ if reads_temporary && i == 0 => temporary,
                     core_types::NVSHMEM_COPY => {
                         // The second half of a two-shot allreduce copies the sum.
                         if op.op_type == "allreduce"
@@ -373,9 +385,11 @@ impl<'a> Unrolled<'a> {
                     }
                     _ => op.inputs[i],
                 };
-                if ops.tensors[tag_of(logical) as usize].role != Role::Activation {
+                let known = ops.tensors.get(tag_of(logical) as usize);
+                if known.is_some_and(|t| t.role != Role::Activation) {
                     continue;
                 }
+                let wanted_name = known.map_or("a temporary", |t| &t.name);
                 for cell in cells(&input.region) {
                     // The receiver's own slot of a copied tensor stays empty.
                     if received && !flagged && cell[0] as usize == rank {
@@ -388,10 +402,20 @@ impl<'a> Unrolled<'a> {
                         "{} reads {found:?} at {cell:?} of {}, wanted {} (tensor {wanted})",
                         self.describe(node),
                         name(input.tensor),
-                        ops.tensors[wanted as usize].name,
+                        wanted_name,
                     );
                     if received {
                         assert_eq!(found.map(|t| t.rank), Some(cell[0] as usize), "a peer's slot");
+                    }
+                    // A slot has the peer's values of the rows and columns that are summed, and a temporary those of its own place.
+                    let own = g.inputs(task)[0].region.lo;
+                    let placed = match (received && !flagged, logical == temporary) {
+                        (true, _) => Some([0, 1].map(|d| own[d] + cell[d + 1] - input.region.lo[d + 1])),
+                        (_, true) => Some([cell[0], cell[1]]),
+                        _ => None,
+                    };
+                    if let (Some(placed), Some(found)) = (placed, found) {
+                        assert_eq!(found.at, placed, "{} at {cell:?}", self.describe(node));
                     }
                 }
             }
@@ -403,7 +427,10 @@ impl<'a> Unrolled<'a> {
                             let (source, lo) = from.expect("a copy has a source");
                             let mut at = cell;
                             if output.ndim as usize + 1 == g.tensors[output.tensor as usize].dims.len() {
-                                at = [cell[1], cell[2], 0, 0];
+                                at = [0, 1, 2, 3].map(|d| match d < 2 {
+                                    true => cell[d + 1] - output.region.lo[d + 1] + lo[d],
+                                    false => 0,
+                                });
                             } else {
                                 (0..4).for_each(|d| at[d] = cell[d] - output.region.lo[d] + lo[d]);
                             }
@@ -412,7 +439,8 @@ impl<'a> Unrolled<'a> {
                                 None => continue, // of an input
                             }
                         } else {
-                            Tag { tensor: tag_of(op.outputs[o]), rank, epoch }
+                            let tensor = if first_step { temporary } else { tag_of(op.outputs[o]) };
+                            Tag { tensor, rank, epoch, at: [cell[0], cell[1]] }
                         };
                         memory.entry((place, name(output.tensor))).or_default().insert(cell, tag);
                     }

@@ -7,6 +7,8 @@
 //! after the writer's next trigger, so a word publishes nothing else.
 #![allow(dead_code)]
 
+mod merge;
+
 use std::collections::{HashMap, HashSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use taskgraph::EventId;
@@ -102,6 +104,13 @@ struct State {
 impl Machine {
     /// `classes[c][r]`; `program` has the class of each iteration.
     pub fn new(classes: &[&[TaskGraph]], program: &[usize]) -> Machine {
+        let mut machine = Machine::of_all_words(classes, program);
+        machine.words = merge::merge(&mut machine.classes, machine.words);
+        machine
+    }
+
+    /// The same with every word of memory, even those that change together.
+    pub fn of_all_words(classes: &[&[TaskGraph]], program: &[usize]) -> Machine {
         let world = classes[0].len();
         let mut pieces: HashMap<String, u32> = HashMap::new();
         let mut words = Words::new();
@@ -153,6 +162,11 @@ impl Machine {
             })
             .collect();
         Machine { classes: built, program, words: words.len(), counters, world }
+    }
+
+    /// Words of memory that it distinguishes.
+    pub fn words(&self) -> usize {
+        self.words
     }
 
     fn counter(&self, class: usize, rank: usize, event: u32) -> usize {
