@@ -62,9 +62,11 @@ pub fn run(args: &Args) -> Result<(), AppError> {
         if row.is_some() {
             classes.iter().try_for_each(|class| check_limits(class.graphs()))?;
         }
-        return classes
-            .iter()
-            .try_for_each(|class| verdict(args, &class.graphs()[0].name, &class_stats(class)));
+        let told =
+            classes.iter().try_for_each(|class| verdict(args, &class.graphs()[0].name, &class_stats(class)));
+        // The process ends now. To free millions of tasks one by one would take time.
+        std::mem::forget(classes);
+        return told;
     }
     let all = build_verified(&ops, &registry, &options)?;
     if row.is_some() {

@@ -5,6 +5,7 @@ use super::types::{NONE, Part, Table};
 use crate::blocks::Blocks;
 use crate::collective::{CollectiveOp, Exchange, Lowered, Operand, Send, Step, SumRows, TaskStep};
 use crate::error::BuildError;
+use crate::hash::FastSet;
 use crate::op_graph::{Op, OpGraph, Role};
 use crate::options::BuildOptions;
 use crate::passes::op_view;
@@ -210,23 +211,26 @@ fn table(exchange: &Exchange, world: u32) -> Table {
     let n = world as usize;
     let sends = &exchange.sends;
     let mut triggers: Vec<Vec<u32>> = vec![Vec::new(); n];
-    // The senders for each receiver and event.
-    let mut senders: Vec<Vec<HashSet<usize>>> = vec![Vec::new(); n];
+    // The senders for each receiver and event, in order.
+    let mut senders: Vec<Vec<Vec<usize>>> = vec![Vec::new(); n];
     for (rank, list) in sends.iter().enumerate() {
         for send in list {
             let (to, event) = (send.to as usize, send.event as usize);
             if triggers[to].len() <= event {
                 triggers[to].resize(event + 1, 0);
-                senders[to].resize(event + 1, HashSet::new());
+                senders[to].resize(event + 1, Vec::new());
             }
             triggers[to][event] += 1;
-            senders[to][event].insert(rank);
+            let who = &mut senders[to][event];
+            if who.last() != Some(&rank) {
+                who.push(rank);
+            }
         }
     }
     let from_all =
         senders.iter().all(|events| !events.is_empty() && events.iter().all(|who| who.len() == n - 1));
     let to_all = sends.iter().enumerate().all(|(rank, list)| {
-        let sources = |peer: usize| -> HashSet<Option<Region>> {
+        let sources = |peer: usize| -> FastSet<Option<Region>> {
             list.iter().filter(|s| s.to as usize == peer).map(|s| s.source).collect()
         };
         let mut peers = (0..n).filter(|&p| p != rank).map(sources);

@@ -11,6 +11,7 @@ use super::grid::{Grid, uncovered};
 use super::order::{Bound, Kind, NONE, Order, Proof, Search};
 use super::report::{Names, Violation, ViolationKind};
 use crate::dtype::DType;
+use crate::hash::FastMap;
 use crate::op_graph::Role;
 use crate::region::Region;
 use std::collections::HashMap;
@@ -36,9 +37,11 @@ struct Cells {
     /// Lists of groups: (group, next link).
     links: Vec<(u32, u32)>,
     /// The groups that may still grow, by the box that they read.
-    growing: HashMap<Region, u32>,
+    growing: FastMap<Region, u32>,
     /// Reads before the first write: (cell, task).
     early: Vec<(u32, u32)>,
+    /// Memory of earlier groups.
+    spare: Vec<Vec<u32>>,
 }
 
 /// Tasks that read the same box without a write to any of its bytes in between. They are one entry in the lists of the box's
@@ -56,7 +59,7 @@ impl Cells {
     fn clear(&mut self, cells: usize) {
         self.all.clear();
         self.all.resize(cells, EMPTY_CELL);
-        self.groups.clear();
+        self.spare.extend(self.groups.drain(..).map(|group| group.tasks));
         self.links.clear();
         self.growing.clear();
         self.early.clear();
@@ -197,7 +200,8 @@ impl<'a, 'g> Sweep<'a, 'g> {
                     continue;
                 }
                 let group = grown.unwrap_or_else(|| {
-                    let (tasks, bound) = (Vec::new(), order.no_tasks(true));
+                    let (mut tasks, bound) = (cells.spare.pop().unwrap_or_default(), order.no_tasks(true));
+                    tasks.clear();
                     cells.groups.push(Readers { tasks, bound, whole: true, compared: NONE });
                     let number = cells.groups.len() as u32 - 1;
                     cells.growing.insert(*region, number);
