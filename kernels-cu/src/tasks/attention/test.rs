@@ -150,6 +150,33 @@ fn chunks_of_a_prompt_give_the_same_bits() {
     }
 }
 
+/// A task that writes new keys and values to a page reads them there itself: with a wrong page, what it computes or what the cache has is
+/// wrong too. The page of the new rows is swapped with a page of another slot, one at a time.
+#[test]
+fn a_wrong_page_shows_in_the_output_or_in_the_cache() {
+    // Decode rows beside a prompt, in two pages each. The first slot's new row begins a page.
+    let slots = vec![(16, 1), (0, 20), (37, 3)];
+    for (splits, prefill) in [(1, None), (2, None), (1, Some(4))] {
+        let case = Case { slots: slots.clone(), splits, prefill, ..case(DType::F32, 4, 2, 16) };
+        let data = case.data();
+        let right = case.run(&data, 0);
+        case.check(&data, 0, &right.0, &right.1);
+        for (a, page) in [(0, 1), (1, 0), (1, 1), (2, 2)] {
+            let mut wrong = case.data();
+            let at = |active: usize, page: usize| {
+                (case.slots.len() - active) * data.pages_per_slot as usize + page
+            };
+            let spare = at(3, 0); // the slot that takes no part
+            wrong.page_table.swap(at(a, page), spare);
+            // The cache before is that of the right pages: only the kernel's table is wrong.
+            let (out, cache) = case.run_with(&data, 0, &mut case.batch(&wrong), |_, _| true);
+            let checks = || case.check(&data, 0, &out, &cache);
+            let found = std::panic::catch_unwind(std::panic::AssertUnwindSafe(checks));
+            assert!(found.is_err(), "{case:?}: page {page} of slot {a} is wrong, and nothing shows it");
+        }
+    }
+}
+
 #[test]
 fn positions_beyond_the_slot_s_pages_are_refused() {
     let case = case(DType::F32, 2, 1, 16);

@@ -49,8 +49,8 @@ pub(super) struct Data {
     active: u32,
     max_seq: u32,
     num_pages: u32,
-    pages_per_slot: u32,
-    page_table: Vec<i32>,
+    pub(super) pages_per_slot: u32,
+    pub(super) page_table: Vec<i32>,
 }
 
 impl Case {
@@ -173,6 +173,17 @@ impl Case {
 
     /// Runs the operator on one rank; returns the output and the cache.
     pub(super) fn run(&self, data: &Data, rank: u32) -> (TestTensor, TestTensor) {
+        self.run_with(data, rank, &mut self.batch(data), |_, _| true)
+    }
+
+    /// The same with another batch, and with only some tasks, given by their type and number.
+    pub(super) fn run_with(
+        &self,
+        data: &Data,
+        rank: u32,
+        batch: &mut TestBatch,
+        runs: impl Fn(&str, usize) -> bool,
+    ) -> (TestTensor, TestTensor) {
         let registry = registry();
         let attention = registry.get("attention").unwrap();
         let (h, kv, d) = (u64::from(self.heads), u64::from(self.kv_heads), self.head_dim);
@@ -345,7 +356,8 @@ impl Case {
                 }
             }
             // The order does not matter: last first here.
-            for spec in partition.tasks.iter().rev() {
+            let numbered = partition.tasks.iter().enumerate();
+            for (_, spec) in numbered.rev().filter(|(number, _)| runs(op.op_type, *number)) {
                 let mut task = TestTask {
                     params: partition.params.clone(),
                     args: spec.args,
@@ -362,8 +374,7 @@ impl Case {
                     spec.reads.iter().map(|r| tensor(&op.inputs[usize::from(r.operand)], r)).collect();
                 task.outputs =
                     spec.writes.iter().map(|w| tensor(&op.outputs[usize::from(w.operand)], w)).collect();
-                let code =
-                    run_task(op.op_type, &task, &mut self.batch(data), &TestRank::default(), Call::Run);
+                let code = run_task(op.op_type, &task, batch, &TestRank::default(), Call::Run);
                 assert_eq!(code, 0, "{self:?}");
             }
         }
@@ -371,7 +382,7 @@ impl Case {
     }
 
     /// Compares output and cache with the reference.
-    fn check(&self, data: &Data, rank: u32, out: &TestTensor, cache: &TestTensor) {
+    pub(super) fn check(&self, data: &Data, rank: u32, out: &TestTensor, cache: &TestTensor) {
         let d = self.head_dim as usize;
         let (h, kv) = (u64::from(self.heads), u64::from(self.kv_heads));
         let queries = Split::Queries { heads: h, head_dim: 1 }.range(h, rank, self.world);
