@@ -164,6 +164,14 @@ impl Job {
         self.start().wait()
     }
 
+    /// Runs it to its end beside other jobs. For a program that starts no ranks. What it leaves in /dev/shm is not looked at.
+    ///
+    /// # Panics
+    /// As [`Job::run`].
+    pub fn run_beside_others(&self) -> Finished {
+        self.spawn().wait()
+    }
+
     /// Runs it with `--json` and reads the object.
     ///
     /// # Panics
