@@ -8,7 +8,6 @@ pub mod collective;
 pub mod digest;
 pub mod dtype;
 mod error;
-mod hash;
 pub mod ids;
 pub mod json;
 mod lower;

@@ -5,7 +5,6 @@ use super::types::{NONE, Part, Table};
 use crate::blocks::Blocks;
 use crate::collective::{CollectiveOp, Exchange, Lowered, Operand, Send, Step, SumRows, TaskStep};
 use crate::error::BuildError;
-use crate::hash::FastSet;
 use crate::op_graph::{Op, OpGraph, Role};
 use crate::options::BuildOptions;
 use crate::passes::op_view;
@@ -13,6 +12,7 @@ use crate::region::{MAX_DIMS, Region};
 use crate::registry::Registry;
 use crate::task_graph::core_types;
 use crate::task_type::{Access, ExpansionOperand, OpView, TaskSpec, TaskType};
+use rustc_hash::FxHashSet;
 use std::collections::{HashMap, HashSet};
 use std::fmt::Write;
 use std::sync::Arc;
@@ -230,7 +230,7 @@ fn table(exchange: &Exchange, world: u32) -> Table {
     let from_all =
         senders.iter().all(|events| !events.is_empty() && events.iter().all(|who| who.len() == n - 1));
     let to_all = sends.iter().enumerate().all(|(rank, list)| {
-        let sources = |peer: usize| -> FastSet<Option<Region>> {
+        let sources = |peer: usize| -> FxHashSet<Option<Region>> {
             list.iter().filter(|s| s.to as usize == peer).map(|s| s.source).collect()
         };
         let mut peers = (0..n).filter(|&p| p != rank).map(sources);

@@ -17,9 +17,9 @@ use super::lists::{Lists, bases};
 use super::ranks::Ranks;
 use super::report::{Names, Violation, ViolationKind};
 use crate::dtype::DType;
-use crate::hash::FastSet;
 use crate::region::Region;
 use crate::task_graph::{TaskGraph, core_types};
+use rustc_hash::FxHashSet;
 
 /// Maximum number of flagged tensors of a graph; see the module's documentation.
 const MOST: usize = 1 << 16;
@@ -36,7 +36,7 @@ pub(super) struct FlagEdges {
     /// Writers that a task waits for if their rows are in use.
     pub(super) writers: Lists,
     /// Tensors (rank, number) whose written words are all read.
-    pub(super) all_read: FastSet<(u32, u32)>,
+    pub(super) all_read: FxHashSet<(u32, u32)>,
 }
 
 impl FlagEdges {
@@ -109,7 +109,7 @@ pub(super) fn edges(
         (pairs, all_read, violations)
     });
     let mut pairs: Vec<Pair> = Vec::new();
-    let mut all_read = FastSet::default();
+    let mut all_read = FxHashSet::default();
     for (more, read, reports) in found {
         pairs.extend(more);
         all_read.extend(read);

@@ -11,9 +11,9 @@ use super::grid::{Grid, uncovered};
 use super::order::{Bound, Kind, NONE, Order, Proof, Search};
 use super::report::{Names, Violation, ViolationKind};
 use crate::dtype::DType;
-use crate::hash::FastMap;
 use crate::op_graph::Role;
 use crate::region::Region;
+use rustc_hash::FxHashMap;
 use std::collections::HashMap;
 
 /// Maximum number of violations kept for each rank's memory.
@@ -37,7 +37,7 @@ struct Cells {
     /// Lists of groups: (group, next link).
     links: Vec<(u32, u32)>,
     /// The groups that may still grow, by the box that they read.
-    growing: FastMap<Region, u32>,
+    growing: FxHashMap<Region, u32>,
     /// Reads before the first write: (cell, task).
     early: Vec<(u32, u32)>,
     /// Memory of earlier groups.
