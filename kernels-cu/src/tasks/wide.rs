@@ -10,7 +10,7 @@ use crate::tasks::linear_knobs::{
     LEAST_STACKED, LEAST_TALL_ROWS, MOST_QUARTERED_ROWS, SHARED_TALL_ROWS, TALL_ROWS,
 };
 use crate::tasks::source::Source;
-use crate::tasks::wide_tile::{FEW, TALL_WIDTHS, choose, cut, fastest_parts, halved_tall};
+use crate::tasks::wide_tile::{Cut, FEW, TALL_WIDTHS, choose, cut, fastest_parts, halved_tall};
 use serde_json::json;
 use taskgraph::op_graph::Attrs;
 use taskgraph::task_type::{ExpandedOp, Expansion, ExpansionOperand, LocalOp, Temporary, TensorType};
@@ -156,8 +156,7 @@ pub fn expand(product: &Product, op: &LocalOp<'_>, target: &Target) -> Option<Ex
     let input = ExpansionOperand::Input;
     let optional = [product.bias, product.residual].into_iter().flatten().map(input);
     let stacked = out.dims.len() == 3;
-    // From `first_row` on, several tasks share the k of a tile.
-    let (first_row, parts) = if stacked { (0, 2) } else { parts(product, op, target) };
+    let Cut { first_row, parts } = if stacked { Cut::all(2) } else { cut_of(product, op, target) };
     let (mut temporaries, mut ops) = (Vec::new(), Vec::new());
     let mut made_x = input(0);
     if !is_wide(x) {
@@ -213,12 +212,12 @@ fn is_partial(product: &Product, op: &LocalOp<'_>) -> bool {
     op.world > 1 && contract::split_columns(op.global.inputs[product.weight].sharding).is_some()
 }
 
-/// How many tasks share the k of a tile, if readers do not add the parts themselves, and the first row of such tiles.
-fn parts(product: &Product, op: &LocalOp<'_>, target: &Target) -> (u32, u32) {
+/// The tiles that are cut, if readers do not add the parts themselves.
+fn cut_of(product: &Product, op: &LocalOp<'_>, target: &Target) -> Cut {
     let (out, weight) = (&op.outputs[0], &op.inputs[product.weight]);
-    let ([rows, columns], [_, k]) = (&out.dims[..], &weight.dims[..]) else { return (0, 1) };
+    let ([rows, columns], [_, k]) = (&out.dims[..], &weight.dims[..]) else { return Cut::NONE };
     if is_halved(product, op, target, false) {
-        return (0, 2);
+        return Cut::all(2);
     }
     let fits = !product.gated
         && !product.gathers
@@ -227,11 +226,11 @@ fn parts(product: &Product, op: &LocalOp<'_>, target: &Target) -> (u32, u32) {
         && (out.dtype == DType::F32 || op.world == 1 || is_partial(product, op));
     let size = (*rows as u32, *columns as u32, *k as u32);
     if fits && *rows <= target.tuned(&MOST_QUARTERED_ROWS) {
-        return (0, fastest_parts(size.0, size.1, size.2, target.workers));
+        return Cut::all(fastest_parts(size.0, size.1, size.2, target.workers));
     }
     let cuts = fits && *rows >= target.tuned(&LEAST_CUT_ROWS);
     let cut = cuts.then(|| cut(size.0, size.1, size.2, op.world, target.workers)).flatten();
-    cut.map_or((0, 1), |cut| (cut.first_row, cut.parts))
+    cut.unwrap_or(Cut::NONE)
 }
 
 /// Whether two tasks share the k of a tile. They do in products of few rows with at most half as many tiles as there are workers.

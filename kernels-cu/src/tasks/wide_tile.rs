@@ -1,4 +1,4 @@
-//! The tiles of wide products, which of them suits a product, and how many tasks share the k of a tile.
+//! The sizes of a wide product's tiles. The fastest size is chosen, and the number of tasks that share the k of a tile.
 
 /// A tile: `high` rows of the weight (in a gated product half of them are gates), and `tokens` times `width` rows of x.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -99,13 +99,23 @@ pub fn fastest_parts(rows: u32, columns: u32, k: u32, workers: u32) -> u32 {
 /// The tile of a product of which some tiles are cut.
 pub const CUT: Tile = TILES[0];
 
-/// Which tiles are cut.
+/// Which tiles are cut: several tasks share their k.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cut {
-    /// The first row of the tiles that are cut, not 0.
+    /// The first row of these tiles.
     pub first_row: u32,
     /// How many tasks share the k of such a tile.
     pub parts: u32,
+}
+
+impl Cut {
+    /// No tile is cut.
+    pub const NONE: Cut = Cut::all(1);
+
+    /// All tiles are cut into this many parts.
+    pub const fn all(parts: u32) -> Cut {
+        Cut { first_row: 0, parts }
+    }
 }
 
 /// Workers compute tiles in waves. If few tiles are left for the last wave, most workers wait for them. Then the tiles of the last rows

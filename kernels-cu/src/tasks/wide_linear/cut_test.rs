@@ -1,12 +1,10 @@
 //! Products of which some tiles are cut: several tasks share the k of the tiles of the last rows, and an `add` sums their parts up.
 
 use super::WideLinear;
-use super::test::{mlp_with_sums, stream_block};
+use super::test::{mlp_with_sums, run_partition, stream_block};
 use crate::registry::registry;
 use crate::tasks::add::Add;
-use crate::testing::{
-    Call, TestBatch, TestOp, TestRank, TestTask, TestTensor, random_values, rounded, run_task,
-};
+use crate::testing::{TestBatch, TestOp, TestTensor, random_values, rounded};
 use serde_json::json;
 use taskgraph::op_graph::{Attrs, Tensor};
 use taskgraph::task_type::{LocalOp, OpView, OperandView, Partition, TaskType, TensorType};
@@ -137,6 +135,43 @@ fn ranks_own_whole_and_cut_tiles_alike() {
     }
 }
 
+/// Two or four tasks share the k of every tile. Their sums, added up, are the product; the first has bias and residual.
+#[test]
+fn parts_add_up_to_the_product() {
+    for (rows, used, parts, tasks) in
+        [(40u32, 37u32, 2u32, 4), (100, 97, 2, 2), (100, 97, 4, 4), (300, 290, 2, 6)]
+    {
+        let (k, n) = (6200u32, 80u32);
+        let x = rounded(DType::Bf16, &random_values(1, (rows * k) as usize));
+        let weights = rounded(DType::Bf16, &random_values(2, (n * k) as usize));
+        let (bias, residual) = (random_values(3, n as usize), random_values(4, (rows * n) as usize));
+        let mut batch = TestBatch::rows(used);
+        let mut inputs = vec![
+            TestTensor::new(DType::Bf16, &[rows, k], &x),
+            TestTensor::weight(DType::Bf16, &[n, k], &weights),
+            TestTensor::weight(DType::Bf16, &[n], &rounded(DType::Bf16, &bias)),
+            TestTensor::new(DType::F32, &[rows, n], &residual),
+        ];
+        let plain = TestOp::new("linear_with_residual", json!({"output_dtype": "f32"}), rows);
+        let expected = plain.run(&mut inputs, &mut batch).unwrap().remove(0).values();
+        let pack = TestOp::new("wide_rows", json!({"act_dtype": "bf16"}), rows);
+        inputs[0] = pack.run(&mut inputs[..1], &mut batch).unwrap().remove(0);
+
+        let attrs = json!({"has_bias": true, "has_residual": true, "parts": parts});
+        let mut out: Vec<_> = (0..parts).map(|_| TestTensor::poisoned(DType::F32, &[rows, n])).collect();
+        let partition = run_tasks("wide_linear", &WideLinear, &attrs, &mut inputs, &mut out, &mut batch);
+        assert_eq!(partition.tasks.len(), tasks);
+        let sums: Vec<Vec<f32>> = out.iter().map(|out| out.values()).collect();
+        let live = (used * n) as usize;
+        for at in 0..live {
+            let (found, wanted) = (sums.iter().map(|part| part[at]).sum::<f32>(), expected[at]);
+            assert!((found - wanted).abs() <= 1e-3 * (1.0 + wanted.abs()), "{at}: {found}, {wanted}");
+            assert!(sums.iter().all(|part| part[at].abs() > 0.0), "each part has a part of the sum");
+        }
+        assert!(sums.iter().all(|part| part[live..].iter().all(|v| v.is_nan())), "unused rows were written");
+    }
+}
+
 /// Tasks of the product and of the sum write all rows in use, and no others. The result is that of the family.
 #[test]
 fn whole_tiles_and_sums_are_the_product() {
@@ -235,15 +270,6 @@ fn run_tasks(
         world: 1,
     };
     let partition = task_type.partition(&local, &Target::cpu(132)).unwrap();
-    for spec in &partition.tasks {
-        let task = TestTask {
-            params: partition.params.clone(),
-            args: spec.args,
-            inputs: spec.reads.iter().map(|r| inputs[usize::from(r.operand)].view(r)).collect(),
-            outputs: spec.writes.iter().map(|w| outputs[usize::from(w.operand)].view(w)).collect(),
-            scratch_bytes: partition.scratch_bytes,
-        };
-        assert_eq!(run_task(name, &task, batch, &TestRank::default(), Call::Run), 0);
-    }
+    run_partition(name, &partition, inputs, outputs, batch);
     partition
 }

@@ -12,7 +12,7 @@ use crate::testing::{
 use serde_json::json;
 use taskgraph::op_graph::{Attrs, Tensor, WeightPart};
 use taskgraph::split::Part;
-use taskgraph::task_type::{LocalOp, OpView, OperandView, TaskType, TensorType};
+use taskgraph::task_type::{LocalOp, OpView, OperandView, Partition, TaskType, TensorType};
 use taskgraph::verify::verify;
 use taskgraph::{
     Allreduce, BuildOptions, Capacity, DType, OpGraph, Placement, Role, Rows, Sharding, Split, Target,
@@ -246,74 +246,6 @@ fn gated_rows_are_laid_out_where_they_are_made() {
     assert_eq!(rows_tasks(17, 528, 32), 2);
 }
 
-/// Two or four tasks share the k of a tile. Their sums, added up, are the product; the first has bias and residual.
-#[test]
-fn parts_add_up_to_the_product() {
-    parts_add_up::<2>(40, 37, 4);
-    parts_add_up::<2>(100, 97, 2);
-    parts_add_up::<4>(100, 97, 4);
-    parts_add_up::<2>(300, 290, 6);
-}
-
-fn parts_add_up<const PARTS: usize>(rows: u32, used: u32, tasks: usize) {
-    let (k, n) = (6200u32, 80u32);
-    let x = rounded(DType::Bf16, &random_values(1, (rows * k) as usize));
-    let weights = rounded(DType::Bf16, &random_values(2, (n * k) as usize));
-    let (bias, residual) = (random_values(3, n as usize), random_values(4, (rows * n) as usize));
-    let mut batch = TestBatch::rows(used);
-    let mut inputs = vec![
-        TestTensor::new(DType::Bf16, &[rows, k], &x),
-        TestTensor::weight(DType::Bf16, &[n, k], &weights),
-        TestTensor::weight(DType::Bf16, &[n], &rounded(DType::Bf16, &bias)),
-        TestTensor::new(DType::F32, &[rows, n], &residual),
-    ];
-    let plain = TestOp::new("linear_with_residual", json!({"output_dtype": "f32"}), rows);
-    let expected = plain.run(&mut inputs, &mut batch).unwrap().remove(0).values();
-    let pack = TestOp::new("wide_rows", json!({"act_dtype": "bf16"}), rows);
-    inputs[0] = pack.run(&mut inputs[..1], &mut batch).unwrap().remove(0);
-
-    let attrs = attrs(json!({"has_bias": true, "has_residual": true, "parts": PARTS}));
-    let roles: Vec<Role> = inputs.iter().map(|t| t.role.clone()).collect();
-    let operand =
-        |ty: TensorType, role| OperandView { name: "operand", ty, sharding: &Sharding::Replicated, role };
-    let mut out = [(); PARTS].map(|()| TestTensor::poisoned(DType::F32, &[rows, n]));
-    let as_rows = TensorType { rows: Rows::Tokens, ..out[0].ty() };
-    let view = OpView {
-        name: "test",
-        attrs: &attrs,
-        inputs: inputs.iter().zip(&roles).map(|(t, role)| operand(t.ty(), role)).collect(),
-        outputs: vec![operand(as_rows, &Role::Activation); PARTS],
-        capacity: Capacity { rows, samples: 1, active: 1 },
-    };
-    let local = LocalOp {
-        global: &view,
-        inputs: inputs.iter().map(TestTensor::ty).collect(),
-        outputs: out.iter().map(TestTensor::ty).collect(),
-        rank: 0,
-        world: 1,
-    };
-    let partition = super::WideLinear.partition(&local, &Target::cpu(132)).unwrap();
-    assert_eq!(partition.tasks.len(), tasks);
-    for spec in &partition.tasks {
-        let task = TestTask {
-            params: partition.params.clone(),
-            args: spec.args,
-            inputs: spec.reads.iter().map(|r| inputs[usize::from(r.operand)].view(r)).collect(),
-            outputs: spec.writes.iter().map(|w| out[usize::from(w.operand)].view(w)).collect(),
-            scratch_bytes: partition.scratch_bytes,
-        };
-        assert_eq!(run_task("wide_linear", &task, &mut batch, &TestRank::default(), Call::Run), 0);
-    }
-    let sums = out.map(|out| out.values());
-    let live = (used * n) as usize;
-    for at in 0..live {
-        let (found, wanted) = (sums.iter().map(|part| part[at]).sum::<f32>(), expected[at]);
-        assert!((found - wanted).abs() <= 1e-3 * (1.0 + wanted.abs()), "{at}: {found}, {wanted}");
-        assert!(sums.iter().all(|part| part[at].abs() > 0.0), "each part has a part of the sum");
-    }
-    assert!(sums.iter().all(|part| part[live..].iter().all(|v| v.is_nan())), "unused rows were written");
-}
-
 /// Two blocks in whose products tasks share the k of a tile. The readers of the stream between them, a norm and a residual, add
 /// up the halves.
 #[test]
@@ -445,16 +377,7 @@ fn run_all(
         world: 1,
     };
     let partition = task_type.partition(&local, &Target::cpu(132)).unwrap();
-    for spec in &partition.tasks {
-        let task = TestTask {
-            params: partition.params.clone(),
-            args: spec.args,
-            inputs: spec.reads.iter().map(|r| inputs[usize::from(r.operand)].view(r)).collect(),
-            outputs: spec.writes.iter().map(|w| out.view(w)).collect(),
-            scratch_bytes: partition.scratch_bytes,
-        };
-        assert_eq!(run_task(name, &task, batch, &TestRank::default(), Call::Run), 0);
-    }
+    run_partition(name, &partition, inputs, std::slice::from_mut(&mut out), batch);
     out
 }
 
@@ -489,15 +412,26 @@ fn run_tiles(
     };
     let partition = super::WideLinear.partition(&local, &Target::cpu(workers)).unwrap();
     assert_covered_once(&partition, 0, dims);
+    run_partition("wide_linear", &partition, inputs, std::slice::from_mut(&mut out), batch);
+    out
+}
+
+/// Runs all tasks of an operator.
+pub(super) fn run_partition(
+    name: &str,
+    partition: &Partition,
+    inputs: &mut [TestTensor],
+    outputs: &mut [TestTensor],
+    batch: &mut TestBatch,
+) {
     for spec in &partition.tasks {
         let task = TestTask {
             params: partition.params.clone(),
             args: spec.args,
             inputs: spec.reads.iter().map(|r| inputs[usize::from(r.operand)].view(r)).collect(),
-            outputs: spec.writes.iter().map(|w| out.view(w)).collect(),
+            outputs: spec.writes.iter().map(|w| outputs[usize::from(w.operand)].view(w)).collect(),
             scratch_bytes: partition.scratch_bytes,
         };
-        assert_eq!(run_task("wide_linear", &task, batch, &TestRank::default(), Call::Run), 0);
+        assert_eq!(run_task(name, &task, batch, &TestRank::default(), Call::Run), 0);
     }
-    out
 }
