@@ -180,6 +180,34 @@ mod tests {
         }
     }
 
+    /// On GPUs there are more sizes, if each rank owns as many blocks of 256 rows as the others.
+    #[test]
+    fn prompts_on_gpus_have_graphs_between_1024_and_2048_rows() {
+        let sizes = Sizes {
+            max_batch: 8,
+            max_seq_len: 4096,
+            page_size: 16,
+            pages_per_slot: 256,
+            num_pages: 2048,
+            prefill_chunk: 2048,
+        };
+        let config = serde_json::json!({"architectures": ["Qwen3ForCausalLM"], "hidden_size": 64,
+            "num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 16, "intermediate_size": 128,
+            "num_hidden_layers": 1, "vocab_size": 99, "max_position_embeddings": 4096, "rms_norm_eps": 1e-6,
+            "torch_dtype": "bfloat16"});
+        let config = parse_config("test", "", config.as_object().unwrap(), || Ok(WeightDtype::F32)).unwrap();
+        let gpu = Target::cuda(taskgraph::target::device("h100").unwrap());
+        let between = |ranks, target: &Target| -> Vec<u32> {
+            let options = GraphOptions::new(&config, &Runtime::default(), 0, ranks, target);
+            let rows = op_graphs(&config, &sizes, &options).into_iter().map(|graph| graph.capacity.rows);
+            rows.filter(|rows| (1025..2048).contains(rows)).collect()
+        };
+        assert_eq!(between(1, &gpu), [1280, 1536]);
+        assert_eq!(between(2, &gpu), [1536]);
+        assert!(between(4, &gpu).is_empty());
+        assert!(between(1, &Target::cpu(2)).is_empty());
+    }
+
     /// By default, only prompts of many rows on several GPUs have rounded partial sums.
     #[test]
     fn the_sums_that_ranks_send_have_the_type_that_is_asked_for() {
