@@ -14,10 +14,14 @@ use crate::dtype::DType;
 use crate::op_graph::Role;
 use crate::region::Region;
 use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
 use std::collections::HashMap;
 
 /// Maximum number of violations kept for each rank's memory.
 const KEEP: usize = 16;
+
+/// Maximum number of proofs that readers of one box look through.
+const PROOFS: usize = 16;
 
 #[derive(Clone, Copy)]
 struct Cell {
@@ -53,6 +57,16 @@ struct Readers {
     whole: bool,
     /// The last write that has been compared with them: an index into the accesses.
     compared: u32,
+    /// One reader for each list of dependencies that proves by events alone that everything in the box is read after its write.
+    proven: SmallVec<[u32; 4]>,
+}
+
+impl Readers {
+    /// True if a proof of an earlier reader holds for this one because both wait for the same. The box must still be whole.
+    fn prove(&self, order: &Order<'_>, task: u32) -> bool {
+        let waits = |task: u32| (order.rank(task), &order.task(task).dependencies);
+        self.proven.iter().any(|&proven| waits(proven) == waits(task))
+    }
 }
 
 impl Cells {
@@ -148,9 +162,8 @@ impl<'a, 'g> Sweep<'a, 'g> {
         cells.clear(grid.len());
         let remote = self.memory.is_remote(tensor);
         let flagged = self.is_flagged(tensor);
-        // The last read whose order followed from events alone. Others like it need no check.
-        let mut proven: Option<u32> = None;
-        let mut proven_region: Option<&Region> = None;
+        // Only later writes ask who has read a cell; and the next iteration's, if other ranks access the tensor.
+        let asked = if remote { accesses.len() } else { accesses.iter().rposition(|a| a.write).unwrap_or(0) };
         // The group of the last read, which `growing` has for its box.
         let mut latest: Option<(&Region, u32)> = None;
         for (index, access) in accesses.iter().enumerate() {
@@ -181,36 +194,29 @@ impl<'a, 'g> Sweep<'a, 'g> {
                 true
             };
             if !access.write {
-                let known = proven_region == Some(region)
-                    && proven.is_some_and(|p| {
-                        order.rank(p) == order.rank(task)
-                            && order.task(p).dependencies == order.task(task).dependencies
-                    });
                 let grown = match latest {
                     Some((last, group)) if last == region => Some(group),
                     _ => cells.growing.get(region).copied(),
                 };
                 let grown = grown.filter(|&group| cells.groups[group as usize].whole);
-                // A reader of the same bytes in the same state reads nothing unwritten, like the readers before it.
-                if let (true, Some(group)) = (known, grown) {
-                    let group = &mut cells.groups[group as usize];
-                    group.tasks.push(task);
-                    order.add(&mut group.bound, task);
-                    latest = grown.map(|group| (region, group));
-                    continue;
-                }
                 let group = grown.unwrap_or_else(|| {
                     let (mut tasks, bound) = (cells.spare.pop().unwrap_or_default(), order.no_tasks(true));
                     tasks.clear();
-                    cells.groups.push(Readers { tasks, bound, whole: true, compared: NONE });
+                    let proven = SmallVec::new();
+                    cells.groups.push(Readers { tasks, bound, whole: true, compared: NONE, proven });
                     let number = cells.groups.len() as u32 - 1;
                     cells.growing.insert(*region, number);
                     number
                 });
                 latest = Some((region, group));
                 let readers = &mut cells.groups[group as usize];
-                readers.tasks.push(task);
-                order.add(&mut readers.bound, task);
+                if index < asked {
+                    readers.tasks.push(task);
+                    order.add(&mut readers.bound, task);
+                }
+                if readers.prove(order, task) {
+                    continue;
+                }
                 let mut unwritten = false;
                 let mut last_writer = NONE;
                 grid.visit(&grid.cells(region), |number| {
@@ -220,22 +226,22 @@ impl<'a, 'g> Sweep<'a, 'g> {
                         if remote {
                             cells.early.push((number as u32, task));
                         }
-                    } else if !known && conflict.is_none() && cell.writer != last_writer {
+                    } else if conflict.is_none() && cell.writer != last_writer {
                         last_writer = cell.writer;
                         if !ordered(cell.writer, Kind::Data) {
                             conflict = Some(cell.writer);
                         }
                     }
-                    if grown.is_none() {
+                    if grown.is_none() && index < asked {
                         cells.links.push((group, cell.readers));
                         cell.readers = cells.links.len() as u32 - 1;
                     }
                     true
                 });
-                (proven, proven_region) = match (by_events || known) && conflict.is_none() && !unwritten {
-                    true => (Some(task), Some(region)),
-                    false => (None, None),
-                };
+                let proven = &mut cells.groups[group as usize].proven;
+                if by_events && conflict.is_none() && !unwritten && proven.len() < PROOFS {
+                    proven.push(task);
+                }
                 if unwritten && activation {
                     self.report_unwritten(tensor, &accesses[..index], access);
                 }
@@ -263,7 +269,6 @@ impl<'a, 'g> Sweep<'a, 'g> {
                     }
                     true
                 });
-                (proven, proven_region) = (None, None);
             }
             if let Some(earlier) = conflict {
                 self.report_unordered(tensor, accesses, earlier, access);

@@ -66,10 +66,11 @@ pub fn verify(graphs: &[TaskGraph]) -> Result<Report, Vec<Violation>> {
         .map(|verified| verified.report)
 }
 
-/// Like [`verify_succession`], but checks each rank even if ranks are alike. Tests use it to show that this makes no difference.
+/// Like [`verify_succession`], but checks each rank even if ranks are alike, and each access of graphs that follow each other. Tests
+/// use it to show that this makes no difference.
 #[doc(hidden)]
 pub fn verify_every_rank(classes: &[Vec<TaskGraph>]) -> Result<Report, Vec<Violation>> {
-    all_classes(&classes.iter().map(|graphs| of_all(graphs)).collect::<Vec<_>>())
+    all_classes(&classes.iter().map(|graphs| of_all(graphs)).collect::<Vec<_>>(), true)
 }
 
 /// True if ranks are alike, so that one stands for all. Tests use it to check that they are alike where that matters.
@@ -89,7 +90,7 @@ pub fn verify_succession(classes: &[Vec<TaskGraph>]) -> Result<Report, Vec<Viola
     for (graphs, symmetry) in classes.iter().zip(&symmetries) {
         list.push(OfClass { all: Some(graphs), ranks: of_graphs(graphs, symmetry.as_ref()) });
     }
-    all_classes(&list)
+    all_classes(&list, false)
 }
 
 /// Like [`verify_succession`], for classes of which some have only rank 0's graph because their ranks are alike.
@@ -109,7 +110,7 @@ pub fn verify_classes(classes: &[Class]) -> Result<Report, Vec<Violation>> {
             Class::Alike(alike) => OfClass { all: None, ranks: alike.ranks() },
         });
     }
-    all_classes(&list)
+    all_classes(&list, false)
 }
 
 /// What is known about a class: its ranks, and all of their graphs if they are kept.
@@ -129,7 +130,7 @@ fn of_all(graphs: &[TaskGraph]) -> OfClass<'_> {
     OfClass { all: Some(graphs), ranks: Ranks::all(graphs) }
 }
 
-fn all_classes(classes: &[OfClass<'_>]) -> Result<Report, Vec<Violation>> {
+fn all_classes(classes: &[OfClass<'_>], by_access: bool) -> Result<Report, Vec<Violation>> {
     let mut total = Report::default();
     let mut violations = Vec::new();
     let mut verified = Vec::new();
@@ -153,7 +154,7 @@ fn all_classes(classes: &[OfClass<'_>]) -> Result<Report, Vec<Violation>> {
         }
     }
     if violations.is_empty() {
-        violations.extend(succession::check(&verified));
+        violations.extend(succession::check(&verified, by_access));
     }
     if violations.is_empty() { Ok(total) } else { Err(violations) }
 }

@@ -12,6 +12,7 @@ use super::order::{Bound, Kind, NONE, Order, Proof, Search};
 use super::ranks::Ranks;
 use super::report::{Names, Violation, ViolationKind};
 use crate::task_graph::{Area, Overlay, TaskGraph, TensorEntry};
+use rustc_hash::FxHashSet;
 use std::collections::HashSet;
 
 /// Maximum number of violations kept for each rank's memory.
@@ -137,14 +138,12 @@ fn turns_in_iteration(
     let mut all = order.no_tasks(true);
     uses.of(order, [first]).all.iter().flatten().for_each(|bound| all.join(bound));
     let mut groups: Option<Vec<&Access>> = None;
-    // The last write whose order followed from events alone. Others that wait for the same need no check.
-    let mut proven: Option<u32> = None;
+    // What the writes waited for whose order followed from events alone. Others that wait for the same need no check.
+    let mut proven: FxHashSet<(usize, &[u32])> = FxHashSet::default();
     for write in memory.accesses(second).iter().filter(|a| a.write) {
         let later = number(order, write);
-        let known = proven.is_some_and(|p| {
-            order.rank(p) == order.rank(later) && order.task(p).dependencies == order.task(later).dependencies
-        });
-        if known || order.all_before(&all, later) {
+        let waits = (order.rank(later), order.task(later).dependencies.as_slice());
+        if order.all_before(&all, later) || proven.contains(&waits) {
             continue;
         }
         let groups = groups.get_or_insert_with(|| by_trigger(order, memory, first));
@@ -163,7 +162,9 @@ fn turns_in_iteration(
             false
         };
         let found = groups.iter().find(unordered).copied();
-        proven = (by_events && found.is_none()).then_some(later);
+        if by_events && found.is_none() {
+            proven.insert(waits);
+        }
         if let Some(access) = found {
             let message = format!(
                 "{} and {} are not ordered: {}",

@@ -29,11 +29,90 @@ pub(super) struct Verified<'g> {
 /// A summary of a class's accesses to the memory of one rank that it shares with other graphs: enough to see that everything is
 /// ordered, if it is.
 pub(super) struct Summary<'g> {
-    /// For each tensor with its own name: bounds of all accesses, whether any writes, and whether there are accesses that the
-    /// rank's barrier does not bound.
-    named: HashMap<&'g str, (Bound, bool, bool)>,
+    /// For each tensor with its own name.
+    named: HashMap<&'g str, Named>,
     /// For each area that graphs share.
     areas: Vec<(Use, Use)>,
+}
+
+/// A class's accesses to one tensor of one rank's memory.
+struct Named {
+    /// All of them.
+    all: Bound,
+    /// True if any writes.
+    writes: bool,
+    /// True if there are accesses that the rank's barrier does not bound.
+    remote: bool,
+    /// The same accesses by kind, if that is so and no words are flagged.
+    by_kind: Option<ByKind>,
+}
+
+/// Accesses by what must come between them and those of the next iteration. [`Order::crosses_barrier`] has the rules.
+struct ByKind {
+    /// Reads and writes in the strong order: a read must see what was written.
+    seen: (Bound, Bound),
+    /// Reads and writes in the weak order, which is enough before a later write. Writes are released by their events.
+    done: (Bound, Bound),
+}
+
+impl ByKind {
+    fn new(order: &Order<'_>, memory: &Memory<'_>, tensor: usize) -> ByKind {
+        let pair = |weak: bool| (order.no_tasks(weak), order.no_tasks(weak));
+        let mut found = ByKind { seen: pair(false), done: pair(true) };
+        for access in memory.accesses(tensor) {
+            let task = order.task_number(access.rank.into(), access.task);
+            if access.write {
+                order.add(&mut found.seen.1, task);
+                order.add_written(&mut found.done.1, task);
+            } else {
+                order.add(&mut found.seen.0, task);
+                order.add(&mut found.done.0, task);
+            }
+        }
+        found
+    }
+
+    /// True if the accesses come before those of the graph that follows, as far as one of a pair writes.
+    fn before(&self, next: &ByKind) -> bool {
+        self.seen.1.all_cross_barrier(&next.seen.0)
+            && self.done.0.all_cross_barrier(&next.done.1)
+            && self.done.1.all_cross_barrier(&next.done.1)
+    }
+
+    fn turned(&self, by: usize, world: usize) -> ByKind {
+        let turn = |(a, b): &(Bound, Bound)| (a.turned(by, world), b.turned(by, world));
+        ByKind { seen: turn(&self.seen), done: turn(&self.done) }
+    }
+}
+
+impl Named {
+    fn new(order: &Order<'_>, memory: &Memory<'_>, tensor: usize) -> Named {
+        let flagged = order.graphs[memory.owner].tensors[tensor].dtype == DType::F32Flagged;
+        let remote = memory.is_remote(tensor);
+        Named {
+            all: bound(order, memory, tensor),
+            writes: memory.accesses(tensor).iter().any(|a| a.write),
+            remote,
+            by_kind: (remote && !flagged).then(|| ByKind::new(order, memory, tensor)),
+        }
+    }
+
+    fn turned(&self, by: usize, world: usize) -> Named {
+        Named {
+            all: self.all.turned(by, world),
+            by_kind: self.by_kind.as_ref().map(|kinds| kinds.turned(by, world)),
+            ..*self
+        }
+    }
+
+    /// True if the accesses obviously come before those of the graph that follows.
+    fn before(&self, next: &Named) -> bool {
+        let matters = (self.writes || next.writes) && (self.remote || next.remote);
+        !matters || self.all.all_cross_barrier(&next.all) || {
+            let both = self.by_kind.as_ref().zip(next.by_kind.as_ref());
+            both.is_some_and(|(own, next)| own.before(next))
+        }
+    }
 }
 
 fn shared_areas() -> impl Iterator<Item = Area> {
@@ -66,8 +145,7 @@ impl<'g> Summary<'g> {
         let mut named = HashMap::new();
         for (t, tensor) in order.graphs.of(memory.owner).tensors.iter().enumerate() {
             if is_shared(tensor) && by_name(tensor) && !memory.accesses(t).is_empty() {
-                let writes = memory.accesses(t).iter().any(|a| a.write);
-                named.insert(tensor.name.as_str(), (bound(order, memory, t), writes, memory.is_remote(t)));
+                named.insert(tensor.name.as_str(), Named::new(order, memory, t));
             }
         }
         let areas = shared_areas().map(|area| Use::of_area(order, memory, uses, area)).collect();
@@ -76,9 +154,7 @@ impl<'g> Summary<'g> {
 
     /// The same for a rank that is `by` ahead, of `world` ranks that are alike.
     fn turned(&self, by: usize, world: usize) -> Summary<'g> {
-        let turn = |(name, (bound, writes, remote)): (&&'g str, &(Bound, bool, bool))| {
-            (*name, (bound.turned(by, world), *writes, *remote))
-        };
+        let turn = |(name, named): (&&'g str, &Named)| (*name, named.turned(by, world));
         let areas = self.areas.iter();
         Summary {
             named: self.named.iter().map(turn).collect(),
@@ -88,9 +164,8 @@ impl<'g> Summary<'g> {
 
     /// Records what is not obviously done by this class before conflicting accesses of the one that follows.
     fn before(&self, next: &Summary<'g>, unseen: &mut Unseen<'g>) {
-        for (name, (bound, writes, remote)) in &self.named {
-            let Some((other, also_writes, also_remote)) = next.named.get(name) else { continue };
-            if (*writes || *also_writes) && (*remote || *also_remote) && !bound.all_cross_barrier(other) {
+        for (name, named) in &self.named {
+            if next.named.get(name).is_some_and(|next| !named.before(next)) {
                 unseen.names.insert(name);
             }
         }
@@ -107,15 +182,18 @@ impl<'g> Summary<'g> {
 struct Unseen<'g> {
     names: HashSet<&'g str>,
     areas: HashSet<Area>,
+    /// True if summaries were not asked, so that everything counts.
+    all: bool,
 }
 
 impl Unseen<'_> {
     fn has(&self, tensor: &TensorEntry) -> bool {
         is_shared(tensor)
-            && match tensor.overlay {
-                None => self.names.contains(tensor.name.as_str()),
-                Some(overlay) => self.areas.contains(&overlay.area),
-            }
+            && (self.all
+                || match tensor.overlay {
+                    None => self.names.contains(tensor.name.as_str()),
+                    Some(overlay) => self.areas.contains(&overlay.area),
+                })
     }
 }
 
@@ -127,15 +205,19 @@ struct Shared<'g> {
     writes: bool,
 }
 
-pub(super) fn check(classes: &[Verified<'_>]) -> Vec<Violation> {
+/// With `by_access`, summaries are not asked.
+pub(super) fn check(classes: &[Verified<'_>], by_access: bool) -> Vec<Violation> {
     let mut violations = same_tensors(classes);
     if !violations.is_empty() || classes.len() < 2 {
         return violations;
     }
     let world = classes[0].order.graphs.len();
     let found = crate::parallel::map(world, |rank| {
-        let unseen = unseen(classes, rank);
-        let all_seen = unseen.names.is_empty() && unseen.areas.is_empty();
+        let unseen = match by_access {
+            true => Unseen { all: true, ..Unseen::default() },
+            false => unseen(classes, rank),
+        };
+        let all_seen = !unseen.all && unseen.names.is_empty() && unseen.areas.is_empty();
         if all_seen { Vec::new() } else { check_rank(classes, rank, &unseen) }
     });
     violations.extend(found.into_iter().flatten());

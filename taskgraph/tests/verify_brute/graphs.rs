@@ -3,7 +3,7 @@
 use crate::random::Random;
 use crate::verify_support::*;
 use taskgraph::op_graph::Role;
-use taskgraph::task_graph::{Operand, Place, Space, TaskGraph};
+use taskgraph::task_graph::{Area, Operand, Overlay, Place, Space, TaskGraph};
 use taskgraph::{DType, EventId, Region};
 
 /// Random tasks on random regions, in levels so that most have no cycle.
@@ -176,6 +176,67 @@ fn sparse_graphs(random: &mut Random) -> Vec<TaskGraph> {
         b.task(random.below(workers as usize) as u32, LINEAR, "work", inputs, outputs, &deps, trigger);
     }
     b.task(0, LINEAR, "last", &[], &[], &events, Some(EventId::local(0, 2)));
+    let mut graphs = vec![b.graph];
+    count_triggers(&mut graphs);
+    graphs
+}
+
+/// One rank and many readers of few boxes, which wait for few different events. So most can use the proof of an earlier one,
+/// and some must not. If `turns`, the two tensors share their memory.
+pub fn reader_graphs(seed: u64, turns: bool) -> Vec<TaskGraph> {
+    let mut random = Random(seed);
+    let workers = 4;
+    let mut b = RankBuilder::new(0, 1, workers + 1);
+    let tensors = ["a", "b"].map(|name| b.tensor(name, DType::F32, &[4], Space::Device, Role::Activation));
+    if turns {
+        let overlay = Some(Overlay { area: Area::Device, offset: 0 });
+        b.graph.tensors.iter_mut().for_each(|t| t.overlay = overlay);
+    }
+    let tasks = 6 + random.below(3);
+    // A longer chain, so that clocks do not know all events.
+    let mut chain = 1;
+    for _ in 0..random.below(8) {
+        let next = b.event(false);
+        b.task(workers, LINEAR, "chain", &[], &[], &[chain], Some(EventId::local(0, next)));
+        chain = next;
+    }
+    let mut events: Vec<u32> = Vec::new();
+    let mut written: Option<u32> = None;
+    // The second half writes the second tensor, each task a word of its own, so that only the first tensor orders them.
+    for i in 0..tasks {
+        let late = turns && 2 * i >= tasks;
+        let writes = i == 0 || late || random.chance(25);
+        let whole = Region::whole(&[4]);
+        let region = match random.below(4) {
+            _ if late => whole.with(0, i as u32 % 4, i as u32 % 4 + 1),
+            _ if i == 0 => whole,
+            0 => whole.with(0, 0, 2),
+            _ => whole,
+        };
+        let access = [b.at(tensors[usize::from(late)], region, Place::Own)];
+        let (inputs, outputs): (&[Operand], &[Operand]) =
+            if writes { (&[], &access) } else { (&access, &[]) };
+        let deps: Vec<u32> = match written {
+            None => vec![1],
+            // The chain comes late in the order of the proof, and orders nothing.
+            Some(_) if late && random.chance(20) => vec![chain],
+            Some(_) if writes && random.chance(60) => events.clone(),
+            Some(event) if random.chance(70) => vec![event],
+            Some(_) => vec![random.pick(&events)],
+        };
+        let event = match events.last() {
+            Some(&last) if !writes && random.chance(40) && Some(last) != written => last,
+            _ => b.event(false),
+        };
+        let worker = random.below(workers as usize) as u32;
+        b.task(worker, LINEAR, "work", inputs, outputs, &deps, Some(EventId::local(0, event)));
+        events.push(event);
+        if writes {
+            written = Some(event);
+        }
+    }
+    events.push(chain);
+    b.task(workers, LINEAR, "last", &[], &[], &events, Some(EventId::local(0, 2)));
     let mut graphs = vec![b.graph];
     count_triggers(&mut graphs);
     graphs
