@@ -6,8 +6,9 @@ mod unrolled;
 
 pub use owned::*;
 use serde_json::json;
+use std::collections::BTreeMap;
 use std::sync::Arc;
-use taskgraph::task_graph::EventType;
+use taskgraph::task_graph::{EventType, Task};
 use taskgraph::*;
 pub use types::*;
 pub use unrolled::Unrolled;
@@ -64,6 +65,28 @@ pub fn decoder(layers: usize, width: u64, inner: u64, vocabulary: u64, linear: &
     );
     g.tensor_mut(reduced).output = true;
     g
+}
+
+/// How a rank's graph sums over the ranks, as its tasks show: each kind of allreduce, and the number of sums.
+pub fn ways(graph: &TaskGraph) -> BTreeMap<&'static str, usize> {
+    let mut found = BTreeMap::new();
+    let named = |name: &str| graph.tensors.iter().any(|t| t.name == name);
+    let of_type = |name: &'static str| graph.tasks.iter().skip(2).filter(move |t| graph.type_name(t) == name);
+    for (received, tensor) in graph.tensors.iter().enumerate() {
+        let Some(summands) = tensor.name.strip_suffix(".received") else { continue };
+        let reads = |task: &&Task| graph.inputs(task).iter().any(|o| o.tensor as usize == received);
+        let sums: Vec<u32> =
+            of_type("reduce").filter(reads).flat_map(|t| graph.outputs(t)).map(|o| o.tensor).collect();
+        let is_sent = || of_type("nvshmem_copy").any(|t| sums.contains(&graph.inputs(t)[0].tensor));
+        let way = match tensor.dtype {
+            DType::F32Flagged => "one-shot",
+            _ if named(&format!("{summands}.of_nodes")) => "hierarchical",
+            _ if is_sent() => "two-shot",
+            _ => "copy-reduce",
+        };
+        *found.entry(way).or_default() += 1;
+    }
+    found
 }
 
 /// Dynamic placement: each task has one launching event, and the ranges match.

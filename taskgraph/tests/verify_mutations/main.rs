@@ -16,7 +16,7 @@ mod valid;
 #[path = "../verify_support/mod.rs"]
 mod verify_support;
 
-use builder_support::{owned_steps, registry};
+use builder_support::{owned_steps, registry, ways};
 use machine::{Machine, Outcome};
 use random::Random;
 use std::collections::BTreeMap;
@@ -26,6 +26,9 @@ use taskgraph::*;
 use valid::{by_hand, lowering, owned_shape, valid};
 use verify_support::count_triggers;
 use verify_support::kept::{kept, kept_are_safe};
+
+/// By kind of change.
+type Counts = BTreeMap<&'static str, [u64; 3]>;
 
 fn number(name: &str, otherwise: u64) -> u64 {
     std::env::var(name).ok().and_then(|v| v.parse().ok()).unwrap_or(otherwise)
@@ -237,9 +240,9 @@ fn accepted_hostile_graphs_are_harmless() {
     let wanted = number("MPK_MUTATIONS", 400);
     let states = number("MPK_STATES", if wanted > 1000 { 3000 } else { 500 }) as usize;
     // By kind: refused, accepted, and how many of the accepted were explored completely.
-    let mut counts: BTreeMap<&str, [u64; 3]> = BTreeMap::new();
-    // The same, only of the graphs with sums whose rows stay with their owners.
-    let mut owned_counts: BTreeMap<&str, [u64; 3]> = BTreeMap::new();
+    let mut counts: Counts = BTreeMap::new();
+    // The same for graphs with sums of one sort.
+    let mut by_sums: BTreeMap<&str, Counts> = BTreeMap::new();
     let mut seed = number("MPK_SEED", 1);
     let mut done = 0;
     while done < wanted {
@@ -277,6 +280,10 @@ fn accepted_hostile_graphs_are_harmless() {
         }
         let which = random.below(classes.len());
         let owned = owned_steps(&classes[which][0]) > 0;
+        let sums: Vec<&str> = match owned {
+            true => vec!["rows that stay with their owners"],
+            false => ways(&classes[which][0]).into_keys().collect(),
+        };
         let kind = match built.get(which).filter(|_| random.chance(5)) {
             Some((op_graph, options)) => change_one_rank(&mut classes[which], op_graph, options, &mut random),
             None => mutate(&mut classes[which], &mut random),
@@ -285,8 +292,8 @@ fn accepted_hostile_graphs_are_harmless() {
         done += 1;
         let mut count = |result: usize| {
             counts.entry(kind).or_default()[result] += 1;
-            if owned {
-                owned_counts.entry(kind).or_default()[result] += 1;
+            for sort in &sums {
+                by_sums.entry(sort).or_default().entry(kind).or_default()[result] += 1;
             }
         };
         if check(&classes).is_err() {
@@ -305,7 +312,7 @@ fn accepted_hostile_graphs_are_harmless() {
             outcome => panic!("seed {seed}, {kind}: accepted, but an execution ends as {outcome:?}"),
         }
     }
-    let report = |title: &str, counts: &BTreeMap<&str, [u64; 3]>| {
+    let report = |title: &str, counts: &Counts| {
         let [refused, accepted, all] = [0, 1, 2].map(|i| counts.values().map(|c| c[i]).sum::<u64>());
         println!("{title}: {refused} refused, {accepted} accepted and harmless ({all} in all orders)");
         for (kind, [refused, accepted, all]) in counts {
@@ -314,11 +321,14 @@ fn accepted_hostile_graphs_are_harmless() {
         (refused, accepted)
     };
     let (refused, accepted) = report(&format!("{done} mutations"), &counts);
-    let (owned_refused, owned_accepted) = report("with rows that stay with their owners", &owned_counts);
     let missing: Vec<_> = KINDS.iter().filter(|kind| !counts.contains_key(*kind)).collect();
     assert!(missing.is_empty() && counts.len() == KINDS.len(), "not tried: {missing:?}");
     assert!(refused > wanted / 4 && accepted > wanted / 50, "{counts:?}");
-    assert!(owned_refused > wanted / 50 && owned_accepted > wanted / 200, "{owned_counts:?}");
+    assert_eq!(by_sums.len(), 5, "{:?}", by_sums.keys());
+    for (sort, counts) in &by_sums {
+        let (refused, accepted) = report(&format!("of these, with {sort}"), counts);
+        assert!(refused > wanted / 100 && accepted > wanted / 200, "{sort}: {counts:?}");
+    }
 }
 
 /// Changes all ranks in the same way, so that they stay alike, and proves them once and rank by rank.
@@ -338,7 +348,8 @@ fn alike_ranks_are_proven_once_with_the_same_result() {
             let mut like =
                 BuildOptions::new(2 + random.below(3) as u32, Target::cpu(1 + random.below(2) as u32));
             like.placement = random.pick(&[Placement::Static, Placement::Dynamic]);
-            like.allreduce = random.pick(&[Allreduce::CopyReduce, Allreduce::OneShot]);
+            like.target.max_tiles = 4;
+            like.allreduce = random.pick(&[Allreduce::CopyReduce, Allreduce::OneShot, Allreduce::TwoShot]);
             if random.chance(15) {
                 like = owned_shape(&mut random).options(like);
             }

@@ -12,13 +12,14 @@ fn op_graph(random: &mut Random, world: u32, name: &str) -> OpGraph {
     let rows = 1 + random.below(2) as u64;
     let capacity = Capacity { rows: rows as u32, samples: rows as u32, active: 1 };
     let mut g = OpGraph::new(name, capacity);
-    let width = random.pick(&[4, 6, 8]);
+    // Packed weights are cut at multiples of 16 rows. With fewer, a two-shot or hierarchical sum would have one tile.
+    let width = if random.chance(50) { 16 * u64::from(world) } else { random.pick(&[4, 6, 8]) };
     let even = Split::Even { unit: 1 };
     let none = || attrs(json!({}));
     let mut x = g.input("x", DType::F32, &[rows, width]);
     let mut known = vec![x];
     for layer in 0..1 + random.below(2) {
-        match random.below(4) {
+        match random.below(8) {
             0 => x = g.op(&format!("scale{layer}"), "scale", &[x], none()),
             1 => x = g.op(&format!("twice{layer}"), "twice", &[x], none()),
             _ => {
@@ -55,6 +56,11 @@ pub fn valid(
     let mut options = BuildOptions::new(1 + random.below(3) as u32, Target::cpu(1 + random.below(2) as u32));
     options.placement = random.pick(&[Placement::Static, Placement::Dynamic]);
     options.allreduce = lowering(random);
+    // A column tile for each rank, which two-shot and hierarchical sums need. Sums of three ranks over nodes are rare otherwise.
+    options.target.max_tiles = random.pick(&[options.target.workers, 3]);
+    if random.chance(15) {
+        (options.world, options.allreduce) = (3, Allreduce::Hierarchical);
+    }
     // Nodes of two ranks. With three ranks the last one is alone, so that `hierarchical` has a real hierarchy.
     options.nodes = (0..options.world).map(|rank| rank / 2).collect();
     let shape = owned_shape(random);
