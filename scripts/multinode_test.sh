@@ -15,9 +15,9 @@ unless some are named:
   slow     the same over a network with 20 ms of delay and jitter, and over one that loses 1 % of the packets
   faults   a link cut (also at the first contact), a node frozen, a rank killed (also while loading), a proxy stopped, mpirun and its
            daemon killed: every rank ends within the deadline and 10 s with status 4 and says which node is gone, and nothing is left
-           behind
+           behind, in temporary folders and shared memory too
   signals  SIGINT and SIGTERM to mpirun and to ranks of mpk-run and mpk-serve while they load: every rank ends within the same time,
-           one says which signal it was, and nothing is left behind, in temporary folders and shared memory too
+           one says which signal it was, and nothing is left behind
   figures  a put with signal over the proxies beside MPI's own messages, and the tiny model on two nodes beside one
 
 --long does all combinations (an hour); without it some of each that together meet everything once, for CI.

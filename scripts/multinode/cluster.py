@@ -16,6 +16,7 @@ from relay import Relay
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SUBNET = "10.99.0"
+SHARED_MEMORY = Path("/dev/shm")
 # mpirun and its daemons notice a connection that is gone in ten seconds, not in a quarter of an hour: the ranks come first.
 PATIENCE = ["--mca", "oob_tcp_keepalive_time", "7", "--mca", "oob_tcp_keepalive_intvl", "1", "--mca", "oob_tcp_keepalive_probes", "2"]
 
@@ -32,6 +33,8 @@ class Cluster:
         # Jobs keep their temporary files here, so that a test sees what they leave behind.
         self.temporary = self.folder / "tmp"
         self.temporary.mkdir()
+        # Other jobs of this machine use its shared memory too. This one belongs to the test's own mount namespace.
+        subprocess.run(["mount", "-t", "tmpfs", "tmpfs", SHARED_MEMORY], check=True)
         self.holders = []
         self.names = [f"node{i + 1}" for i in range(count)]
         net.set_up("lo")  # for jobs on one node
@@ -76,6 +79,7 @@ class Cluster:
             self.relay.close()
         for name in ("nodes", *(f"port{index + 1}" for index in range(len(self.names)))):
             net.delete(name)
+        subprocess.run(["umount", "--lazy", SHARED_MEMORY], check=True)
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def __enter__(self):
@@ -105,6 +109,11 @@ class Cluster:
             except OSError:
                 pass
         return found
+
+    def left_behind(self):
+        """The files that jobs have left in shared memory, in their temporary folder and in folders of compilations."""
+        folders = (SHARED_MEMORY.iterdir(), self.temporary.rglob("*"), self.folder.rglob("*.build"))
+        return [str(path) for paths in folders for path in paths]
 
     def start(self, hosts, command, options=(), recorded=True):
         """mpirun on node 1; `hosts`: ranks of each node. Without `recorded`, the job's own start is not delayed by that of the recorders."""

@@ -65,7 +65,7 @@ def await_ends(job, ranks, since, meanwhile=lambda: None, killed=()):
 
 
 def nothing_left(cluster, job, nodes, seconds=20):
-    """No process of the job is left on these nodes."""
+    """No process of the job is left on these nodes, and no file."""
     end = time.monotonic() + seconds
     while any(cluster.processes(node) for node in nodes) or job.process.poll() is None:
         if time.monotonic() > end:
@@ -73,6 +73,7 @@ def nothing_left(cluster, job, nodes, seconds=20):
             job.kill()
             raise AssertionError(f"still running after {seconds} s: {left}")
         time.sleep(0.05)
+    assert not cluster.left_behind(), f"left behind: {cluster.left_behind()}\n{job.stderr()[-4000:]}"
 
 
 def says(job, *texts):

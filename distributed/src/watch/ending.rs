@@ -108,6 +108,11 @@ impl Watch {
         self.0.elsewhere.get().is_some() && !self.0.told_elsewhere.load(Ordering::Relaxed)
     }
 
+    /// Removes the files that the launcher's process `launcher` has left. Its temporary folder may be on a disk that does not answer.
+    pub(super) fn clean_up_after(&self, launcher: u32) {
+        within(HURRY, move || mpi_files::remove_after_launcher(launcher));
+    }
+
     /// How long this process has to end.
     fn patience(&self) -> Duration {
         if self.is_hurried() { HURRY } else { PATIENCE }
@@ -169,7 +174,7 @@ impl Watch {
     }
 }
 
-/// Runs `work` on a thread, and waits for it no longer than `patience`. It may be stuck at a pipe that nobody reads.
+/// Runs `work` on a thread, and waits for it no longer than `patience`. It may be stuck, such as at a pipe that nobody reads.
 fn within(patience: Duration, work: impl FnOnce() + Send + 'static) {
     if let Ok(thread) = std::thread::Builder::new().name("end".into()).spawn(work) {
         let begin = Instant::now();

@@ -377,7 +377,7 @@ impl Watch {
         let (mut held_up, mut proxy) = (None, (0, Duration::ZERO));
         // A rank of several nodes must say why it ends: the others may know less.
         let (mut held, mut asked) = ((!place.is_one_node()).then(Held::new), None);
-        let mut knows_elsewhere = false;
+        let (mut knows_elsewhere, mut cleaned) = (false, false);
         loop {
             self.0.own.beat();
             self.publish();
@@ -396,7 +396,10 @@ impl Watch {
                 everybody = Some(elsewhere.everybody);
                 observer.set_elsewhere(elsewhere.everybody, process::node_name());
             }
-            if let Some(gone) = launcher.as_ref().and_then(Launcher::gone) {
+            if let Some((launcher, gone)) = launcher.as_ref().and_then(|it| Some((it.pid, it.gone()?))) {
+                if !std::mem::replace(&mut cleaned, true) {
+                    self.clean_up_after(launcher);
+                }
                 self.act(Verdict::Lost { rank: place.rank, text: gone }, own.state);
             }
             if let Some(verdict) = self.stopped_proxy(moment, &mut proxy) {

@@ -46,7 +46,7 @@ pub(crate) fn fate(of: &Seen, own_namespace: u64) -> Fate {
 /// The process of the job's launcher that started the ranks of this node, such as Open MPI's daemon.
 #[derive(Debug)]
 pub(crate) struct Launcher {
-    pid: u32,
+    pub pid: u32,
     name: String,
     /// When it started. Distinguishes it from a later process with the same number.
     begun: String,
