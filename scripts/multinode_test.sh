@@ -4,7 +4,7 @@ set -euo pipefail
 
 usage() {
     cat <<'END'
-usage: scripts/multinode_test.sh [--long] [--program FILE] [PART...]
+usage: scripts/multinode_test.sh [--long] [--program FILE] [--share I/N] [PART...]
        scripts/multinode_test.sh --probe
 
 Makes nodes of network namespaces, with host names and addresses of their own, and runs mpk-run over them with mpirun. Parts, all
@@ -22,6 +22,7 @@ unless some are named:
 
 --long does all combinations (an hour); without it some of each that together meet everything once, for CI.
 --probe only finds out whether this machine can do it: status 0 or 3.
+--share I/N runs every Nth of the faults from the Ith, so that N calls can run side by side.
 --program names another mpk-run than target/release/mpk-run.
 
 Needs root or user namespaces, and of programs unshare, nsenter (util-linux), python3 and mpirun. Where the kernel does not allow

@@ -1,4 +1,5 @@
 """Faults that end a job on several nodes. Within seconds each remaining rank reports which node is gone, and ends with status 4."""
+import argparse
 import ctypes
 import json
 import os
@@ -202,18 +203,29 @@ def mpirun_killed(cluster, program, hosts):
     return f"all ranks ended after {took:.1f} s"
 
 
-# Every fault that CI must meet, on two nodes or on three.
-SHORT = [("link cut at the first contact", link_cut_at_contact, (2, 1)), ("rank killed while loading", rank_killed_while_loading, (1, 1, 2)),
-         ("link cut", link_cut, (1, 1)), ("link cut", link_cut, (1, 1, 2)), ("node frozen", node_frozen, (1, 1, 2)), ("proxy stopped", proxy_stopped, (1, 1)),
-         ("proxy stopped", proxy_stopped, (1, 1, 2)), ("mpirun's daemon killed", daemon_killed, (2, 2)), ("mpirun's daemon killed", daemon_killed, (1, 1, 2))]
+# Every fault that CI must meet, on two nodes or on three. Neighbours take about as long as each other, so that shares do too.
+SHORT = [("link cut", link_cut, (1, 1)), ("link cut", link_cut, (1, 1, 2)), ("link cut at the first contact", link_cut_at_contact, (2, 1)),
+         ("proxy stopped", proxy_stopped, (1, 1)), ("proxy stopped", proxy_stopped, (1, 1, 2)), ("mpirun's daemon killed", daemon_killed, (1, 1, 2)),
+         ("rank killed while loading", rank_killed_while_loading, (1, 1, 2)), ("node frozen", node_frozen, (1, 1, 2)),
+         ("mpirun's daemon killed", daemon_killed, (2, 2))]
 LONG = [(name, fault, hosts)
         for name, fault in (("link cut", link_cut), ("node frozen", node_frozen), ("rank killed", rank_killed),
                             ("rank killed while loading", rank_killed_while_loading), ("proxy stopped", proxy_stopped),
                             ("mpirun's daemon killed", daemon_killed), ("mpirun killed", mpirun_killed))
-        for hosts in ((1, 1), (2, 2), (1, 1, 2))] + SHORT[:1]
+        for hosts in ((1, 1), (2, 2), (1, 1, 2))] + [("link cut at the first contact", link_cut_at_contact, (2, 1))]
 
 
-def run(program, report, long):
-    for name, fault, hosts in LONG if long else SHORT:
+def share(text):
+    """`I/N`: the Ith of N shares."""
+    index, _, count = text.partition("/")
+    if not (index.isdigit() and count.isdigit() and 1 <= int(index) <= int(count)):
+        raise argparse.ArgumentTypeError(f"`{text}` is no share; expected I/N with I from 1 to N, such as 1/3")
+    return int(index), int(count)
+
+
+def run(program, report, long, part=(1, 1)):
+    """`part`: one of several shares of the cases. Cases mostly wait, so a caller may run the shares side by side."""
+    index, count = part
+    for name, fault, hosts in (LONG if long else SHORT)[index - 1::count]:
         with Cluster(len(hosts)) as cluster:
             report(f"{name}, {' + '.join(map(str, hosts))} ranks", lambda: fault(cluster, program, hosts))

@@ -17,6 +17,7 @@ def main():
     parser = argparse.ArgumentParser("scripts/multinode_test.sh")
     parser.add_argument("parts", nargs="*", metavar="PART", help=", ".join(PARTS))
     parser.add_argument("--long", action="store_true")
+    parser.add_argument("--share", type=faults.share, default=(1, 1), metavar="I/N")
     parser.add_argument("--program", default=os.environ["MPK_MULTINODE_PROGRAM"])
     arguments = parser.parse_args()
     for name in arguments.parts:
@@ -40,8 +41,9 @@ def main():
         passed += 1
         print(f"ok      {name}{': ' + said if said else ''} ({time.monotonic() - start:.1f} s)", flush=True)
 
-    for name in arguments.parts or PARTS:
-        PARTS[name](arguments.program, report, arguments.long)
+    parts = {**PARTS, "faults": lambda *rest: faults.run(*rest, arguments.share)}
+    for name in arguments.parts or parts:
+        parts[name](arguments.program, report, arguments.long)
     print(f"multinode: {passed} passed, {len(failed)} failed, {time.monotonic() - begin:.0f} s")
     return 1 if failed else 0
 
