@@ -3,6 +3,7 @@
 The caller runs in namespaces of its own already (scripts/multinode_test.sh), so nothing here outlives it.
 """
 import os
+import select
 import shutil
 import signal
 import subprocess
@@ -166,11 +167,16 @@ class Job:
         return found
 
     def wait(self, timeout):
+        # Popen.wait with a time limit looks only every 50 ms, which is too coarse for figures.
+        end = os.pidfd_open(self.process.pid)
         try:
-            self.process.wait(timeout)
-        except subprocess.TimeoutExpired:
+            ended, _, _ = select.select([end], [], [], timeout)
+        finally:
+            os.close(end)
+        if not ended:
             self.kill()
-            raise AssertionError(f"the job did not end within {timeout} s:\n{self.stderr()[-4000:]}") from None
+            raise AssertionError(f"the job did not end within {timeout} s:\n{self.stderr()[-4000:]}")
+        self.process.wait()
         return self
 
     def kill(self):
