@@ -24,8 +24,8 @@ const LAST_LOOK: Duration = Duration::from_millis(700);
 const FIRST_LOOK: Duration = Duration::from_millis(100);
 /// Time limit for telling other nodes that this rank has given up.
 const LAST_WORD: Duration = Duration::from_millis(100);
-/// Time for the watch to find the cause of a failed MPI call.
-const DOUBT: Duration = Duration::from_millis(500);
+/// Time for the watch to find the cause of a failed MPI call. A rank of another node counts as missed after half a second.
+const DOUBT: Duration = Duration::from_millis(600);
 /// The run failed.
 const STATUS: i32 = 4;
 
@@ -36,10 +36,20 @@ impl Watch {
         if self.0.own.state() == State::Runs {
             return;
         }
-        std::thread::sleep(DOUBT);
         let text = format!("an MPI call in `{}` has failed: {problem}", self.phase_name());
+        self.act(self.cause_or(text), State::Calls);
+    }
+
+    /// Reports that a thread of this process cannot continue. The job ends.
+    pub(crate) fn fail(&self, message: String) {
+        self.act(self.cause_or(message), self.0.own.state());
+    }
+
+    /// The verdict after a failed MPI call: the lost rank if the watch finds one, otherwise `text`.
+    fn cause_or(&self, text: String) -> Verdict {
+        std::thread::sleep(DOUBT);
         let cause = self.find_lost().or_else(|| self.missed());
-        self.act(Verdict::Overdue { text: cause.unwrap_or(text) }, State::Calls);
+        Verdict::Overdue { text: cause.unwrap_or(text) }
     }
 
     /// Acts on a verdict about other ranks.

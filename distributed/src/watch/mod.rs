@@ -274,11 +274,6 @@ impl Watch {
         })
     }
 
-    /// Reports that a thread of this process cannot continue. The job ends.
-    pub(crate) fn fail(&self, message: String) {
-        self.act(Verdict::Overdue { text: message }, self.0.own.state());
-    }
-
     /// A message about a rank of this node whose process ended during the run, if there is one.
     pub(crate) fn lost(&self) -> Option<String> {
         if !self.0.is_lost.load(Ordering::Relaxed) {
