@@ -3,6 +3,7 @@
 
 mod bytes;
 mod placement;
+mod succession;
 #[path = "../verify_support/mod.rs"]
 mod verify_support;
 
