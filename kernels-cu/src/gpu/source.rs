@@ -38,6 +38,7 @@ impl CompileOptions {
             prefetch_when,
             prefetch_stages,
             prefetch_cycles,
+            gap,
             work_bytes,
             shared_bytes,
         } = self.config;
@@ -53,6 +54,7 @@ impl CompileOptions {
             ("MPK_PREFETCH_WHEN", prefetch_when),
             ("MPK_PREFETCH_STAGES", prefetch_stages),
             ("MPK_PREFETCH_CYCLES", prefetch_cycles),
+            ("MPK_GAP", gap),
             ("MPK_WORK_BYTES", work_bytes),
             ("MPK_SHARED_BYTES", shared_bytes),
         ];
@@ -95,7 +97,7 @@ pub fn source(expressions: &[Expression], options: &CompileOptions) -> String {
         }
         line(&mut text, &format!("    default: return {otherwise};\n  }}\n}}"));
     };
-    table("int", "run_code", "Context& context", "run(context)", "MPK_ABORT_KERNEL");
+    table("int", "run_code", "Context& context", "run(context)", "no_code()");
     table("bool", "load_code", "Loader& loader", "load(loader)", "true");
     table("bool", "bring_code", "const TaskSlot& slot", "bring(slot)", "true");
     table(

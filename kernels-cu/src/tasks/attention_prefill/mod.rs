@@ -45,7 +45,7 @@ const PARTS: u32 = 2;
 /// Graphs with fewer rows keep `attention` by default.
 pub const LEAST_ROWS: Knob = Knob {
     name: "attention_prefill.least_rows",
-    default: 128,
+    default: 64,
     candidates: &[64, 128, 256, 512],
     about: "minimum number of rows of a graph in which prompts have their own attention operators",
 };
