@@ -11,8 +11,8 @@ use distributed::plan::{BatchPlan, RunOptions};
 use distributed::probe::LeftOut;
 use distributed::{CpuRank, CudaRank, Rank, World, are_mixed};
 use kernels_cu::gpu::{
-    Architecture, Cache, CollectiveShim, CompileOptions, Cubin, Expression, GpuError, KernelConfig,
-    NvshmemFiles, collective_shim, compile, merge, task_codes,
+    Architecture, Cache, CollectiveShim, CompileOptions, Cubin, Expression, GAP_OF_ONE_RANK, GpuError,
+    KernelConfig, NvshmemFiles, collective_shim, compile, merge, task_codes,
 };
 use kernels_cu::isa::Isa;
 use std::sync::mpsc::{self, RecvTimeoutError};
@@ -199,6 +199,8 @@ pub fn cuda_target(row: &Device, model: &ModelJson) -> Result<Target, AppError> 
 /// The properties of a GPU kernel besides its tasks.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct KernelKind {
+    /// It runs on one rank.
+    pub alone: bool,
     /// It is linked with NVSHMEM's device library.
     pub device_library: bool,
     /// Its puts go through the host ([`Transport::Host`]).
@@ -229,6 +231,9 @@ pub fn compile_options(row: &Device, kind: KernelKind, tuning: &Tuning) -> Resul
     }
     if kind.mixed {
         options.defines.push(("MPK_MIXED_PLACEMENT".into(), "1".into()));
+    }
+    if kind.alone {
+        options.config.gap = GAP_OF_ONE_RANK;
     }
     options.config = fit(options.config.tuned(tuning), row.shared_memory).ok_or_else(|| {
         AppError::environment(format!(
@@ -274,8 +279,13 @@ fn code(
     let mut codes = together(world, codes)?;
     let expressions = united(world, &codes.expressions);
     codes.renumber(expressions.clone());
-    let kind =
-        KernelKind { device_library, by_host, traced: config.trace.is_some(), mixed: are_mixed(graphs) };
+    let kind = KernelKind {
+        alone: world.size() == 1,
+        device_library,
+        by_host,
+        traced: config.trace.is_some(),
+        mixed: are_mixed(graphs),
+    };
     let options = together(world, compile_options(row, kind, tuning))?;
     let generated = begin.elapsed();
     let cache = Cache::from_environment().map_err(|e| AppError::from(distributed::Error::Code(e)));
@@ -439,6 +449,7 @@ pub fn compile_all(
     }
     let expressions = merge(lists.iter().map(Vec::as_slice));
     let kind = KernelKind {
+        alone: ranks == 1,
         device_library: transport.puts_through_nvshmem(ranks, true),
         by_host: transport.puts_through_host(ranks),
         traced,
