@@ -11,7 +11,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Barrier;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 struct Setting {
     root: tempfile::TempDir,
@@ -244,8 +244,21 @@ fn folders_of_any_name_reach_nvcc() {
     assert_eq!(setting.runs(), 2);
 }
 
+/// The processes of a group that have not ended.
+fn running_in_group(group: &str) -> Vec<String> {
+    let stats = fs::read_dir("/proc").unwrap().flatten();
+    let stats = stats.filter_map(|entry| fs::read_to_string(entry.path().join("stat")).ok());
+    // After the name in parentheses: state, parent, process group (proc_pid_stat(5)).
+    let in_group = |stat: &String| {
+        let rest = stat.rsplit_once(") ").map_or("", |(_, rest)| rest);
+        let fields: Vec<&str> = rest.split(' ').collect();
+        fields[0] != "Z" && fields.get(2) == Some(&group)
+    };
+    stats.filter(in_group).collect()
+}
+
 /// A signal ends the process as if nothing were being compiled, and neither nvcc nor its folder remain. The same holds if a failed run
-/// ends it. The process is this program again, because a signal affects the whole process.
+/// ends it. After SIGKILL the folder stays, for the next compilation to remove. The process is this program again, because a signal affects the whole process.
 #[test]
 fn a_signal_ends_nvcc_and_leaves_nothing() {
     const CHILD: &str = "MPK_TEST_COMPILES_IN";
@@ -290,6 +303,7 @@ fn a_signal_ends_nvcc_and_leaves_nothing() {
         (Some(libc::SIGINT), "alone"),
         (Some(libc::SIGTERM), "alone"),
         (Some(libc::SIGTERM), "watched"),
+        (Some(libc::SIGKILL), "alone"),
         (None, "failed"),
     ] {
         let setting = Setting::new();
@@ -313,8 +327,18 @@ fn a_signal_ends_nvcc_and_leaves_nothing() {
         }
         let ended = process.wait().unwrap();
         assert_eq!((ended.signal(), ended.code()), (signal, signal.is_none().then_some(4)), "{mode}");
-        assert!(!nvcc.exists());
-        assert_eq!(setting.files(), Vec::<String>::new());
+        if signal != Some(libc::SIGKILL) {
+            assert!(!nvcc.exists());
+            assert_eq!(setting.files(), Vec::<String>::new());
+        }
+        // Neither nvcc, nor what it has started, nor the process that watches over them.
+        let group = nvcc.file_name().unwrap().to_str().unwrap();
+        let begin = Instant::now();
+        while !running_in_group(group).is_empty() {
+            let left = running_in_group(group);
+            assert!(begin.elapsed() < Duration::from_secs(10), "{signal:?}, {mode}: still running: {left:?}");
+            std::thread::sleep(Duration::from_millis(10));
+        }
     }
 }
 

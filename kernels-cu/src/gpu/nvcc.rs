@@ -4,7 +4,7 @@ use super::GpuError;
 use crate::signals;
 use rustix::process::{Pid, Signal, kill_process_group};
 use std::ffi::{OsStr, OsString};
-use std::io::{self, Read as _};
+use std::io::{self, PipeWriter, Read as _};
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -83,6 +83,13 @@ fn finish(mut command: Command, limit: Option<Duration>) -> io::Result<(Option<E
     let mut child = command.stdout(input.try_clone()?).stderr(input).spawn()?;
     // Also holds the other end of the pipe.
     drop(command);
+    let _guard = match Guard::new(&child) {
+        Ok(guard) => guard,
+        Err(error) => {
+            kill_group(&mut child)?;
+            return Err(error);
+        }
+    };
     let reader = std::thread::Builder::new().spawn(move || {
         let mut text = Vec::new();
         output.read_to_end(&mut text).map(|_| text)
@@ -106,6 +113,36 @@ fn finish(mut command: Command, limit: Option<Duration>) -> io::Result<(Option<E
     };
     let text = reader.join().unwrap_or_else(|_| Err(io::Error::other("its output could not be read")))?;
     Ok((status, String::from_utf8_lossy(&text).into_owned()))
+}
+
+/// A process that kills everything in `child`'s process group if this process ends without doing so, as after SIGKILL. nvcc might otherwise
+/// run for minutes.
+struct Guard {
+    process: Child,
+    // Closed by the system at this process's end, and inherited by no other.
+    _open: PipeWriter,
+}
+
+impl Guard {
+    fn new(child: &Child) -> io::Result<Guard> {
+        let (end, open) = io::pipe()?;
+        let process = Command::new("/bin/sh")
+            .args(["-c", "read -r nothing; kill -KILL 0"])
+            .stdin(end)
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .process_group(Pid::from_child(child).as_raw_nonzero().get())
+            .spawn()?;
+        Ok(Guard { process, _open: open })
+    }
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        // An error if it has already ended is ignored.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
 }
 
 /// Kills the process and everything that it has started.
