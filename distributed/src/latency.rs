@@ -90,6 +90,9 @@ pub fn latency(world: &World, bytes: usize, rounds: u32) -> Result<Option<Latenc
         };
         if reached { Ok(()) } else { Err(Error::Aborted("the proxy takes nothing".into())) }
     };
+    // As a worker that shares its core with the proxy.
+    let shares = world.cores().own.len() == 1;
+    let help = || shares && proxy.help();
     let wait = |round: u64| -> Result<()> {
         let begin = Instant::now();
         // SAFETY: a word of the live heap that is only accessed atomically.
@@ -97,6 +100,7 @@ pub fn latency(world: &World, bytes: usize, rounds: u32) -> Result<Option<Latenc
             if begin.elapsed() > LIMIT {
                 return Err(Error::Aborted("no signal within 10 s".into()));
             }
+            help();
             std::thread::yield_now();
         }
         Ok(())
@@ -105,7 +109,7 @@ pub fn latency(world: &World, bytes: usize, rounds: u32) -> Result<Option<Latenc
     let exchange = exchanges(rounds, |round| {
         put(round)?;
         // As a worker does before its next operator (make_way_for_proxy).
-        std::thread::yield_now();
+        help();
         wait(u64::from(rounds) + round)
     })?;
     carried.end();

@@ -30,19 +30,6 @@ const PATIENCE: u32 = 8;
 const GAP: Duration = Duration::from_micros(5);
 /// How often other nodes get a sign of life.
 const BEAT: Duration = Duration::from_millis(100);
-/// While a kernel runs: number of turns without work in which the thread only yields its core. After that it pauses between turns.
-const YIELDS: u32 = 2000;
-/// The same number if threads share cores, because others need them.
-const YIELDS_SHARED: u32 = 20;
-/// Number of turns without work per yield. A yield takes longer than a turn, because it switches to the worker and back. A message that
-/// arrives meanwhile waits.
-const TURNS_PER_YIELD: u32 = 2;
-const SHORTEST_PAUSE: Duration = Duration::from_micros(5);
-const LONGEST_PAUSE: Duration = Duration::from_micros(100);
-/// The pause if no kernel runs, or if the kernel has been idle for long.
-const IDLE_PAUSE: Duration = Duration::from_millis(1);
-/// This many pauses in a row count as long.
-const IDLE_AFTER: u32 = 2000;
 /// After goodbye, the others' goodbye must arrive within this time, or they are gone.
 const PARTING: Duration = Duration::from_secs(5);
 
@@ -69,6 +56,8 @@ pub(super) struct Thread<L> {
     told_life: Instant,
     told_ended: bool,
     goodbye: Option<Instant>,
+    /// The last turn has been taken.
+    over: bool,
     /// Number of messages with frames in this launch, and their bytes.
     sent: (u64, u64),
     /// Frames for which the GPU has no room yet, in order.
@@ -94,52 +83,36 @@ impl<L: Link> Thread<L> {
             told_life: long_ago,
             told_ended: false,
             goodbye: None,
+            over: false,
             sent: (0, 0),
             waiting: VecDeque::new(),
         }
     }
 
-    pub fn run(&mut self) {
-        // SAFETY: a call without pointers. Makes short pauses as short as requested.
-        unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1000_u64) };
-        let mut idle = 0_u32;
-        loop {
-            self.shared.watch.note_turn();
-            match self.turn() {
-                Ok(true) => idle = 0,
-                Ok(false) => idle = idle.saturating_add(1),
-                Err(problem) => {
-                    self.shared.watch.fail(format!("the proxy between the nodes: {problem}"));
-                    return;
-                }
-            }
-            if let Some(since) = self.goodbye
-                && self.carrier.is_idle()
-                && (self.peers.iter().all(|peer| peer.goodbye) || since.elapsed() > PARTING)
-            {
-                self.shared.watch.note_last_turn();
-                return;
-            }
-            self.pause(idle);
+    /// Takes one turn, unless the last one has been taken. Returns true if something was done. A problem is reported to the watch, and is
+    /// the end.
+    pub fn take_turn(&mut self) -> bool {
+        if self.over {
+            return false;
         }
+        let worked = self.turn().unwrap_or_else(|problem| {
+            self.shared.watch.fail(format!("the proxy between the nodes: {problem}"));
+            self.over = true;
+            false
+        });
+        if let Some(since) = self.goodbye
+            && self.carrier.is_idle()
+            && (self.peers.iter().all(|peer| peer.goodbye) || since.elapsed() > PARTING)
+        {
+            self.shared.watch.note_last_turn();
+            self.over = true;
+        }
+        worked
     }
 
-    fn pause(&self, idle: u32) {
-        let runs = self.shared.begun.load(Ordering::Relaxed) != self.shared.over.load(Ordering::Relaxed);
-        let shares = self.shared.shared_cores.load(Ordering::Relaxed);
-        let (yields, turns) = if shares { (YIELDS_SHARED, 1) } else { (YIELDS, TURNS_PER_YIELD) };
-        if idle == 0 {
-            return;
-        }
-        if !runs || idle > yields + IDLE_AFTER {
-            std::thread::sleep(IDLE_PAUSE);
-        } else if idle <= yields {
-            if idle.is_multiple_of(turns) {
-                std::thread::yield_now();
-            }
-        } else {
-            std::thread::sleep((SHORTEST_PAUSE * (idle - yields)).min(LONGEST_PAUSE));
-        }
+    /// True after the last turn.
+    pub fn is_over(&self) -> bool {
+        self.over
     }
 
     /// Checks everything once. Returns true if something was done.
@@ -151,10 +124,6 @@ impl<L: Link> Thread<L> {
         // Sent messages are checked only if there is nothing else to do, because each check is another turn of MPI.
         if !worked || self.carrier.is_crowded() {
             worked |= self.carrier.sent()?;
-        }
-        if came {
-            // The thread that waits for this may need this very core.
-            std::thread::yield_now();
         }
         if self.goodbye.is_some() {
             return Ok(worked);
@@ -369,4 +338,4 @@ impl<L: Link> Thread<L> {
 
 #[cfg(test)]
 #[path = "carrying_test.rs"]
-mod tests;
+pub(super) mod tests;

@@ -29,7 +29,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// One end of a link between two ranks. Messages take up to `delay`, and at most `room` are on their way.
-struct Memory {
+pub(in crate::nodes) struct Memory {
     peer: [u32; 1],
     out: Way,
     come: Way,
@@ -100,7 +100,7 @@ fn watch() -> Watch {
 }
 
 /// Two ranks on two nodes, the first one's link with this much delay and room.
-fn ranks(delay: Duration, room: usize) -> [(Arc<Shared>, Thread<Memory>); 2] {
+pub(in crate::nodes) fn ranks(delay: Duration, room: usize) -> [(Arc<Shared>, Thread<Memory>); 2] {
     let ways = [Way::default(), Way::default()];
     [0, 1].map(|rank: usize| {
         let shared = Arc::new(Shared::new(rank as u32, watch()).expect("memory"));

@@ -6,6 +6,7 @@ mod link;
 mod proxy;
 mod ring;
 mod shared;
+mod turns;
 
 pub(crate) use proxy::{Carried, Proxy, Ringer};
 

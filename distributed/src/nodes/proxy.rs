@@ -4,6 +4,7 @@ use super::carrier::Carrier;
 use super::carrying::Thread;
 use super::ring::{Heap, Target};
 use super::shared::{Rung, Shared};
+use super::turns::Turns;
 use crate::affinity::bind;
 use crate::bell::Bell;
 use crate::error::{Error, Result};
@@ -17,6 +18,8 @@ use std::thread::JoinHandle;
 /// This rank's proxy.
 pub(crate) struct Proxy {
     shared: Arc<Shared>,
+    // The ring points to them.
+    turns: Arc<Turns<Carrier>>,
     thread: JoinHandle<()>,
 }
 
@@ -66,16 +69,19 @@ impl Proxy {
     ) -> Result<Proxy> {
         let shared = Arc::new(Shared::new(rank, watch.clone())?);
         let carrier = Carrier::new(communicator, peers).map_err(Error::MpiInit)?;
-        let of_thread = shared.clone();
+        let turns = Arc::new(Turns::new(shared.clone(), Thread::new(shared.clone(), carrier)));
+        // SAFETY: the turns live as long as the result, which nobody helps afterwards.
+        unsafe { shared.ring.set_helper(Turns::<Carrier>::help_of, Arc::as_ptr(&turns).cast_mut().cast()) };
+        let of_thread = turns.clone();
         let body = move || {
             bind(&cores);
-            Thread::new(of_thread, carrier).run();
+            of_thread.run();
         };
         let thread = std::thread::Builder::new()
             .name("proxy".into())
             .spawn(body)
             .map_err(|error| Error::Thread { rank, what: "the proxy".into(), reason: error.to_string() })?;
-        Ok(Proxy { shared, thread })
+        Ok(Proxy { shared, turns, thread })
     }
 
     /// The ring for the kernel's loops.
@@ -109,6 +115,11 @@ impl Proxy {
         *self.shared.target() = Some(target);
         let launch = self.shared.begun.fetch_add(1, Ordering::Relaxed) + 1;
         Carried(self, launch)
+    }
+
+    /// Takes one turn of the proxy, as a waiting worker does. False if another thread is taking one.
+    pub fn help(&self) -> bool {
+        self.turns.help()
     }
 
     /// The description of the rings for a GPU's kernel.

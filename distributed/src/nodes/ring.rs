@@ -4,6 +4,7 @@
 use crate::error::Result;
 use crate::memory::HugeBuffer;
 use kernels_cu::abi;
+use std::ffi::c_void;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Bytes of a ring.
@@ -54,6 +55,18 @@ impl Ring {
         Ok(Ring { ring, memory })
     }
 
+    /// From now on, waiting workers call `help` with `helper`, to take turns of the proxy.
+    ///
+    /// # Safety
+    /// No loop uses the ring yet. Such calls are allowed as long as loops use the ring.
+    pub unsafe fn set_helper(&self, help: unsafe extern "C" fn(*mut c_void) -> i32, helper: *mut c_void) {
+        // SAFETY: a live ring that nobody reads at this time.
+        unsafe {
+            (*self.ring).help = Some(help);
+            (*self.ring).helper = helper;
+        }
+    }
+
     /// All of its memory, which a GPU must be able to access.
     pub fn memory(&self) -> (*mut u8, usize) {
         (self.memory.as_ptr(), BYTES)
@@ -71,7 +84,8 @@ impl Ring {
         let ring = unsafe {
             (*(*self.ring).inbox).abort = host_abort;
             AtomicU64::from_ptr((*self.ring).abort).store(0, Ordering::Relaxed);
-            *self.ring
+            // A GPU cannot call it.
+            abi::mpk_proxy { help: None, helper: std::ptr::null_mut(), ..*self.ring }
         };
         (ring, Target::Device { bytes: heap_bytes, inbox: ring.inbox, abort: ring.abort })
     }

@@ -497,7 +497,8 @@ typedef struct mpk_proxy {
   uint64_t* abort;   /* GPU: the abort word for the proxy, which cannot read the GPU's memory */
   mpk_inbox* inbox;  /* GPU */
   uint8_t* stage;    /* GPU: [MPK_INBOX_STAGE] in GPU memory, for the reader of the inbox */
-  uint64_t pad2[1];
+  int (*help)(void* helper); /* CPU: takes one turn of the proxy. Returns 1, or 0 if another thread is taking one. NULL: only the proxy's own thread does */
+  void* helper;
 } mpk_proxy;
 /* Bytes of the inbox that its reader fetches at a time. */
 #define MPK_INBOX_STAGE 16384u
@@ -592,7 +593,7 @@ MPK_ASSERT_SIZE(mpk_remote_ring, 64);
 MPK_ASSERT_SIZE(mpk_queue, 192);
 MPK_ASSERT_SIZE(mpk_frame, 48);
 MPK_ASSERT_SIZE(mpk_inbox, 192);
-MPK_ASSERT_SIZE(mpk_proxy, 192);
+MPK_ASSERT_SIZE(mpk_proxy, 200);
 
 /* ---- entry points of the CPU target (C linkage) --------------------------------------------------------- */
 #ifdef __cplusplus

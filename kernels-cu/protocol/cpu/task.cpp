@@ -62,7 +62,7 @@ int run_task(const Worker& worker, const Iteration& iteration, uint32_t task_ind
     return MPK_OK;
   }
   /* The tiles of an operator make their puts one after the other; then the proxy may send them. The next operator may have nothing to
-   * wait for. Without this yield the worker would keep the core while other ranks wait for the puts. */
+   * wait for. Otherwise the worker would keep the core while other ranks wait for the puts. */
   if (task->op != worker.op) platform::make_way_for_proxy(rank);
   worker.op = task->op;
   report_state(worker.status, MPK_WORKER_RUNS);

@@ -166,15 +166,23 @@ inline float float_from_bits(uint32_t bits) {
   return value;
 }
 
+/* Takes one turn of the proxy. False if that is not possible now: a thread that is taking one may need this core. */
+inline bool help_proxy(mpk_proxy* proxy) { return proxy != nullptr && proxy->help != nullptr && proxy->help(proxy->helper) != 0; }
+
 /* How a wait passes the time. It spins while its peer is probably running on another core, then yields the core, then sleeps,
  * so that waiting threads leave the cores to the threads that compute. With more threads than cores (mpk_rank.oversubscribed)
  * it yields at once, because the awaited thread may need this very core. If only the proxy lacks a core, the wait sleeps as
  * late as with enough cores, because a sleep takes longer than a message. Hundreds of threads on one core would keep it busy
- * by polling alone: the more threads there are, the fewer yields each makes and the longer it sleeps. */
+ * by polling alone: the more threads there are, the fewer yields each makes and the longer it sleeps.
+ *
+ * If the proxy has no core of its own, a waiting thread also takes the proxy's turns. To switch to the proxy's thread and back would take
+ * longer than the turn. */
 class Backoff {
  public:
   explicit Backoff(const mpk_rank* rank)
-      : spins_(rank->oversubscribed != MPK_CORES_ENOUGH ? 0u : kSpins), yields_(rank->oversubscribed == MPK_CORES_FEW ? kYieldsShared : kYields) {
+      : spins_(rank->oversubscribed != MPK_CORES_ENOUGH ? 0u : kSpins),
+        yields_(rank->oversubscribed == MPK_CORES_FEW ? kYieldsShared : kYields),
+        proxy_(rank->oversubscribed != MPK_CORES_ENOUGH ? rank->proxy : nullptr) {
     const uint32_t threads = rank->threads_per_core;
     if (rank->oversubscribed != MPK_CORES_FEW || threads < 2 * kThreadsASleep) return;
     if (yields_ > kYieldsOfCore / threads) yields_ = kYieldsOfCore / threads;
@@ -189,6 +197,7 @@ class Backoff {
       pause();
       return (count_ & 63u) == 0;
     }
+    help_proxy(proxy_);
     if (count_ <= spins_ + yields_) {
       sched_yield();
     } else {
@@ -215,17 +224,17 @@ class Backoff {
   static constexpr uint32_t kYieldsOfCore = 1000;
   uint32_t count_ = 0;
   uint32_t spins_, yields_;
+  mpk_proxy* proxy_;
   uint64_t first_sleep_ns_ = kFirstSleepNs;
   uint64_t sleep_ns_ = kFirstSleepNs;
 };
 
-/* Yields the core to the proxy once, if the two share it and there are frames to send. This is only a hint: the proxy runs anyway when the
- * system finds that it has waited for long, but that takes milliseconds. */
+/* Has the frames sent, if the proxy has no core of its own. This is only a hint: the proxy's thread wakes now and then anyway. */
 inline void make_way_for_proxy(const mpk_rank* rank) {
   if (rank->proxy == nullptr || rank->oversubscribed == MPK_CORES_ENOUGH) return;
   /* Relaxed: no data depends on it. */
   const uint64_t put = load<Scope::kDevice>(&rank->proxy->reserved, kRelaxed);
-  if (put != load<Scope::kSystem>(rank->proxy->head, kRelaxed)) sched_yield();
+  if (put != load<Scope::kSystem>(rank->proxy->head, kRelaxed) && !help_proxy(rank->proxy)) sched_yield();
 }
 
 }  // namespace platform

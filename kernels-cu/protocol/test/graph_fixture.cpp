@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <mutex>
 
 #include "graph_fixture_tasks.h"
 #include "identifiers.h"
@@ -307,29 +306,52 @@ Job::Job(const Options& given) : options(given) {
     rank->proxy.head = &rank->proxy_head;
     rank->proxy.written = rank->proxy_written.data();
     rank->proxy.bytes = reinterpret_cast<uint8_t*>(rank->proxy_ring.data());
+    rank->job = this;
+    if (options.help) {
+      rank->proxy.help = help;
+      rank->proxy.helper = rank.get();
+    }
     rank->rank.proxy = &rank->proxy;
   }
 }
 
-/* A rank's proxy: carries all frames to their receivers in order. If several proxies send to one rank, they take turns, as the
- * receiver's own proxy would make them. */
-void Job::carry(Rank& rank) {
+/* One turn of a rank's proxy: carries frames to their receiver in order. False if there are none. If several proxies send to one
+ * rank, they take turns, as the receiver's own proxy would make them. */
+bool Job::carry_once(Rank& rank) {
   static std::mutex receivers[64];
+  const uint32_t to = options.deaf_rank == static_cast<int>(rank.rank.rank) ? UINT32_MAX : mpk_proxy_next(&rank.proxy);
+  if (to == UINT32_MAX) return false;
   std::vector<uint8_t> frames(MPK_FRAME_BYTES);
+  const uint64_t bytes = mpk_proxy_take(&rank.proxy, frames.data(), frames.size());
+  Rank& receiver = *ranks[to];
+  const std::lock_guard<std::mutex> one(receivers[to]);
+  const int code = mpk_proxy_apply(reinterpret_cast<uint8_t*>(receiver.memory.data()), receiver.memory.size() * 8, frames.data(), bytes);
+  CHECK(code == MPK_OK, "rank %u sent what are no frames", rank.rank.rank);
+  return true;
+}
+
+/* The proxy's thread. */
+void Job::carry(Rank& rank) {
   for (;;) {
     const bool last = proxies_stop_.load(std::memory_order_acquire);
-    const uint32_t to = options.deaf_rank == static_cast<int>(rank.rank.rank) ? UINT32_MAX : mpk_proxy_next(&rank.proxy);
-    if (to == UINT32_MAX) {
-      if (last) return;
-      std::this_thread::yield();
-      continue;
+    bool any;
+    {
+      const std::lock_guard<std::mutex> turn(rank.turn);
+      any = carry_once(rank);
     }
-    const uint64_t bytes = mpk_proxy_take(&rank.proxy, frames.data(), frames.size());
-    Rank& receiver = *ranks[to];
-    const std::lock_guard<std::mutex> turn(receivers[to]);
-    const int code = mpk_proxy_apply(reinterpret_cast<uint8_t*>(receiver.memory.data()), receiver.memory.size() * 8, frames.data(), bytes);
-    CHECK(code == MPK_OK, "rank %u sent what are no frames", rank.rank.rank);
+    if (!any && last) return;
+    if (options.help) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    else if (!any) std::this_thread::yield();
   }
+}
+
+/* mpk_proxy.help */
+int Job::help(void* helper) {
+  Rank& rank = *static_cast<Rank*>(helper);
+  const std::unique_lock<std::mutex> turn(rank.turn, std::try_to_lock);
+  if (!turn.owns_lock()) return 0;
+  rank.helped += rank.job->carry_once(rank);
+  return 1;
 }
 
 void Job::start() {

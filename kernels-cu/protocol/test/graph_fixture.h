@@ -10,6 +10,7 @@
 #include <atomic>
 #include <cstring>
 #include <memory>
+#include <mutex>
 #include <thread>
 #include <vector>
 
@@ -61,8 +62,11 @@ struct Options {
   uint32_t ranks_of_node = 0; /* number of ranks that share memory; proxies carry the rest; 0: all ranks */
   uint64_t proxy_bytes = 1 << 18; /* length of a proxy's ring */
   int deaf_rank = -1;         /* this rank's proxy carries nothing */
+  bool help = false;          /* waiting workers take turns of the proxy, and its thread takes few */
   uint64_t seed = 1;
 };
+
+class Job;
 
 struct Rank {
   std::vector<uint64_t> memory; /* symmetric */
@@ -72,6 +76,9 @@ struct Rank {
   uint64_t proxy_head = 0;
   std::vector<uint32_t> proxy_written;
   std::vector<uint64_t> proxy_ring;
+  Job* job = nullptr;
+  std::mutex turn;         /* held by the thread that takes a turn of the proxy */
+  uint64_t helped = 0;     /* number of turns in which a worker has carried something; under `turn` */
   struct Graph {
     mpk_graph graph{};
     Lowering lowering;
@@ -135,7 +142,9 @@ class Job {
  private:
   void build_graph(Rank& rank, uint32_t index, uint64_t* words);
   void build_batch(Rank& rank);
+  bool carry_once(Rank& rank);
   void carry(Rank& rank);
+  static int help(void* rank);
   void start_team(mpk_rank* rank, uint32_t scheduler);
   std::vector<std::thread> threads_, proxies_;
   std::atomic<bool> proxies_stop_{false};

@@ -23,6 +23,7 @@ void generates(const char* name, const Options& options, uint64_t at_least) {
   for (uint32_t r = 0; r < options.world; ++r) {
     CHECK(job.iterations(r) >= at_least, "%s: %lu iterations only", name, job.iterations(r));
     CHECK(job.iterations(r) == job.iterations(0), "%s: ranks differ in iterations", name);
+    CHECK(!options.help || job.ranks[r]->helped != 0, "%s: the workers of rank %u carried nothing", name, r);
     for (const mpk_graph& graph : job.ranks[r]->abi_graphs) CHECK(*mpk::event_counter(&graph, MPK_EVENT_BEGIN) > 0, "%s: a graph never ran", name);
   }
   std::printf("%s: ok, %lu iterations, %.2f s\n", name, job.iterations(0), seconds_since(start));
@@ -182,16 +183,17 @@ void lagging_rank(bool dynamic, bool mixed = false) {
 }
 
 /* Ranks on several nodes: data for ranks out of reach goes through proxies, whose rings are so short that they are
- * often full. */
-void nodes(bool dynamic, uint32_t world, uint32_t ranks_of_node, bool mixed = false) {
+ * often full. `help`: workers that wait take the proxies' turns. */
+void nodes(bool dynamic, uint32_t world, uint32_t ranks_of_node, bool mixed = false, bool help = false) {
   Options options;
   options.dynamic = dynamic;
   options.mixed = mixed;
   options.world = world;
   options.ranks_of_node = ranks_of_node;
   options.num_requests = 40;
-  char name[64];
-  std::snprintf(name, sizeof(name), "nodes of %u ranks, %u in all, %s", ranks_of_node, world, options.placement());
+  options.help = help;
+  char name[80];
+  std::snprintf(name, sizeof(name), "nodes of %u ranks, %u in all, %s%s", ranks_of_node, world, options.placement(), help ? ", workers help" : "");
   generates(name, options, 100);
 }
 
@@ -299,7 +301,7 @@ void mixed() {
     lagging_rank(dynamic, true);
     last_iterations(dynamic, true);
     nothing_to_do(dynamic, true);
-    nodes(dynamic, 4, 2, true);
+    nodes(dynamic, 4, 2, true, true);
     abort_over_nodes(dynamic, true);
     trace(4096, dynamic, true);
   }
@@ -340,6 +342,7 @@ int main() {
     last_iterations(dynamic);
     nodes(dynamic, 2, 1);
     nodes(dynamic, 4, 2);
+    nodes(dynamic, 2, 1, false, true);
     abort_over_nodes(dynamic);
     deaf_proxy(dynamic);
   }
