@@ -3,7 +3,7 @@
 use crate::cli::args::Args;
 use crate::cli::console::print_line;
 use crate::engine::backend::{compile_all, cuda_target};
-use crate::engine::graphs::{RankGraphs, build_classes, build_options, build_verified, check_ranks};
+use crate::engine::graphs::{RankGraphs, build_options, build_verified, check_classes, check_ranks};
 use crate::engine::tuning::{self, Place};
 use crate::engine::user_graph;
 use crate::model::app_error::AppError;
@@ -58,15 +58,16 @@ pub fn run(args: &Args) -> Result<(), AppError> {
     let options = build_options(&config, &model, &Nodes::one(ranks, "localhost"), target)?;
     let registry = kernels_cu::registry::registry();
     if args.check && args.emit_graph.is_none() && !args.compile_only {
-        let classes = build_classes(&ops, &registry, &options)?;
-        if row.is_some() {
-            classes.iter().try_for_each(|class| check_limits(class.graphs()))?;
+        let classes = check_classes(&ops, &registry, &options, |class| {
+            let limits = if row.is_some() { check_limits(class.graphs()) } else { Ok(()) };
+            (limits, class.graphs()[0].name.clone(), class_stats(class))
+        })?;
+        let mut told = Vec::with_capacity(classes.len());
+        for (limits, graph, stats) in classes {
+            limits?;
+            told.push((graph, stats));
         }
-        let told =
-            classes.iter().try_for_each(|class| verdict(args, &class.graphs()[0].name, &class_stats(class)));
-        // The process ends now. To free millions of tasks one by one would take time.
-        std::mem::forget(classes);
-        return told;
+        return told.iter().try_for_each(|(graph, stats)| verdict(args, graph, stats));
     }
     let all = build_verified(&ops, &registry, &options)?;
     if row.is_some() {

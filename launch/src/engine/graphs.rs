@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 use taskgraph::builder::{BuildError, BuildOptions, Builder, Spares};
 use taskgraph::digest::digest;
-use taskgraph::verify::{Class, verify_classes, verify_succession};
+use taskgraph::verify::{Class, Proven, may_follow, verify_succession};
 use taskgraph::words::counted;
 use taskgraph::{
     Allreduce, Backend, DType, OpGraph, Placement, Registry, Target, TaskGraph, TensorId, parallel,
@@ -187,12 +187,25 @@ fn build<T: Send>(
     options: &GraphBuild,
     make: impl Fn(&Builder) -> Result<T, BuildError> + Sync,
 ) -> Result<(Vec<T>, Remarks), AppError> {
+    build_then(ops, registry, options, make, |graphs| graphs)
+}
+
+/// The same with what `then` makes of the graphs, once their builder is dropped.
+fn build_then<T, U: Send>(
+    ops: &[OpGraph],
+    registry: &Registry,
+    options: &GraphBuild,
+    make: impl Fn(&Builder) -> Result<T, BuildError> + Sync,
+    then: impl Fn(T) -> U + Sync,
+) -> Result<(Vec<U>, Remarks), AppError> {
     let rows = |number: usize| ops[number].capacity.rows as usize;
     let built = parallel::map_largest_first(ops.len(), rows, |number| {
         let builder = Builder::new(&ops[number], registry, &options.of(&ops[number]))?;
         let graphs = make(&builder)?;
         let sent = (options.decode.world > 1).then(|| summands(builder.op_graph())).flatten();
-        Ok::<_, BuildError>((graphs, builder.notes().to_vec(), sent))
+        let notes = builder.notes().to_vec();
+        drop(builder);
+        Ok::<_, BuildError>((then(graphs), notes, sent))
     });
     let mut remarks = Remarks::default();
     let mut all = Vec::with_capacity(ops.len());
@@ -228,35 +241,37 @@ pub fn build_verified(
 }
 
 /// Builds one class of graphs per op graph, and verifies each graph and the successions of graphs. Ranks that are alike are
-/// built one at a time, compared with rank 0's graph, and dropped. Deviations from the options are logged once for all
-/// graphs.
-pub fn build_classes(
+/// built one at a time, compared with rank 0's graph, and dropped; a class is dropped when `look` has seen it and it is proven.
+/// Deviations from the options are logged once for all graphs. Returns the results of `look`.
+pub fn check_classes<T: Send>(
     ops: &[OpGraph],
     registry: &Registry,
     options: &GraphBuild,
-) -> Result<Vec<Class>, AppError> {
+    look: impl Fn(&Class) -> T + Sync,
+) -> Result<Vec<T>, AppError> {
     let spares = Spares::default();
-    let (classes, remarks) = build(ops, registry, options, |builder| builder.class(&spares))?;
+    let make = |builder: &Builder| builder.class(&spares);
+    let (checked, remarks) = build_then(ops, registry, options, make, |class| {
+        let seen = look(&class);
+        (seen, options.decode.protected.then(|| proven(class, &spares)))
+    })?;
     remarks.log();
-    verify_classes_of(&classes, ops, registry, options)?;
-    Ok(classes)
+    let (seen, proofs): (Vec<T>, Vec<_>) = checked.into_iter().unzip();
+    verify_proven(proofs.into_iter().flatten().collect(), ops, registry, options)?;
+    // To free hundreds of thousands of tasks one by one would take time. The program ends soon.
+    std::mem::forget(spares);
+    Ok(seen)
 }
 
-type Seen<T> = Vec<(Class, Vec<T>)>;
-
-fn seen_classes<T: Send>(
-    ops: &[OpGraph],
-    registry: &Registry,
-    options: &GraphBuild,
-    look: impl Fn(&TaskGraph) -> T + Sync,
-) -> Result<(Seen<T>, Remarks), AppError> {
-    let spares = Spares::default();
-    build(ops, registry, options, |builder| builder.class_seen(&spares, &look))
+/// A class that is proven by itself, or nothing if it is refused.
+fn proven(class: Class, spares: &Spares) -> Option<Proven> {
+    Proven::new(class, |graph| spares.put(graph)).ok()
 }
 
-/// An error in one of several ranks that are alike concerns all of them, so all are built to report it.
-fn verify_classes_of(
-    classes: &[Class],
+/// Verifies the successions of graphs. What their summaries do not show is shown by all ranks' graphs, which are built again. An
+/// error in one of several ranks that are alike concerns all of them, so it is reported for all, too.
+fn verify_proven(
+    proofs: Vec<Option<Proven>>,
     ops: &[OpGraph],
     registry: &Registry,
     options: &GraphBuild,
@@ -264,9 +279,10 @@ fn verify_classes_of(
     if !options.decode.protected {
         return verify_all(&[], options);
     }
-    match verify_classes(classes) {
-        Ok(_) => Ok(()),
-        Err(_) => verify_all(&build(ops, registry, options, Builder::all)?.0, options),
+    let proofs: Option<Vec<Proven>> = proofs.into_iter().collect();
+    match proofs {
+        Some(proofs) if may_follow(&proofs) => Ok(()),
+        _ => verify_all(&build(ops, registry, options, Builder::all)?.0, options),
     }
 }
 
@@ -308,18 +324,22 @@ fn prove(
         return Ok(());
     }
     let begin = Instant::now();
-    let (classes, _) = seen_classes(ops, registry, options, digest)?;
+    let spares = Spares::default();
+    let make = |builder: &Builder| builder.class_seen(&spares, digest);
+    let (built, _) = build_then(ops, registry, options, make, |(class, digests)| {
+        (digests, options.decode.protected.then(|| proven(class, &spares)))
+    })?;
+    let (digests, proofs_of): (Vec<Vec<u64>>, Vec<_>) = built.into_iter().unzip();
     for rank in 0..options.decode.world as usize {
-        for (number, (class, digests)) in classes.iter().enumerate() {
-            let (found, expected) = (found[rank * classes.len() + number], digests[rank]);
+        for (number, (graph, digests)) in own.iter().zip(&digests).enumerate() {
+            let (found, expected) = (found[rank * own.len() + number], digests[rank]);
             if found != expected {
-                let graph = class.graphs()[0].name.clone();
+                let graph = graph.name.clone();
                 return Err(distributed::Error::Digest { rank: rank as u32, graph, found, expected }.into());
             }
         }
     }
-    let classes: Vec<Class> = classes.into_iter().map(|(class, _)| class).collect();
-    verify_classes_of(&classes, ops, registry, options)?;
+    verify_proven(proofs_of.into_iter().flatten().collect(), ops, registry, options)?;
     if let Some(proofs) = proofs {
         tracing::info!("{tasks} tasks of all ranks verified: {:.2} s", begin.elapsed().as_secs_f64());
         proofs.add(found);

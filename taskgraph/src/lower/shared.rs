@@ -31,7 +31,8 @@ impl Spares {
         locked(&self.graphs).pop()
     }
 
-    fn put(&self, graph: TaskGraph) {
+    /// Adds a graph.
+    pub fn put(&self, graph: TaskGraph) {
         locked(&self.graphs).push(graph);
     }
 }

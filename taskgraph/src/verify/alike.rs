@@ -35,6 +35,13 @@ impl Class {
         }
     }
 
+    pub(super) fn graphs_mut(&mut self) -> &mut [TaskGraph] {
+        match self {
+            Class::All(graphs) => graphs,
+            Class::Alike(alike) => std::slice::from_mut(&mut alike.first),
+        }
+    }
+
     /// Number of ranks.
     pub fn ranks(&self) -> usize {
         match self {

@@ -32,6 +32,7 @@ mod lists;
 mod memory;
 mod order;
 mod overlay;
+mod proven;
 mod ranks;
 mod report;
 mod structure;
@@ -42,6 +43,7 @@ mod turn;
 
 pub use alike::{Alike, Class};
 pub use comparing::{Comparing, Repeat, TaskColumns, TaskShape};
+pub use proven::{Proven, may_follow};
 pub use report::{Report, Violation, ViolationKind};
 
 use crate::op_graph::Role;
@@ -53,7 +55,6 @@ use order::{Kind, Order, Search};
 use ranks::Ranks;
 use report::Names;
 use succession::{Summary, Verified};
-use symmetry::Symmetry;
 
 /// Verifies one graph class; `graphs[r]` is the graph of rank r.
 ///
@@ -62,7 +63,7 @@ use symmetry::Symmetry;
 /// there is an order. Long lists of similar violations are shortened.
 pub fn verify(graphs: &[TaskGraph]) -> Result<Report, Vec<Violation>> {
     let symmetry = alike::symmetry(graphs);
-    class(&OfClass { all: Some(graphs), ranks: of_graphs(graphs, symmetry.as_ref()) })
+    class(&OfClass { all: Some(graphs), ranks: Ranks::of_graphs(graphs, symmetry.as_ref()) })
         .map(|verified| verified.report)
 }
 
@@ -88,27 +89,7 @@ pub fn verify_succession(classes: &[Vec<TaskGraph>]) -> Result<Report, Vec<Viola
     let symmetries = parallel::map(classes.len(), |c| alike::symmetry(&classes[c]));
     let mut list = Vec::with_capacity(classes.len());
     for (graphs, symmetry) in classes.iter().zip(&symmetries) {
-        list.push(OfClass { all: Some(graphs), ranks: of_graphs(graphs, symmetry.as_ref()) });
-    }
-    all_classes(&list, false)
-}
-
-/// Like [`verify_succession`], for classes of which some have only rank 0's graph because their ranks are alike.
-///
-/// # Errors
-/// Those of [`verify_succession`]. If ranks are alike, violations are reported for rank 0 only; for the whole list, build and
-/// verify all ranks.
-pub fn verify_classes(classes: &[Class]) -> Result<Report, Vec<Violation>> {
-    let symmetries = parallel::map(classes.len(), |c| match &classes[c] {
-        Class::All(graphs) => alike::symmetry(graphs),
-        Class::Alike(_) => None,
-    });
-    let mut list = Vec::with_capacity(classes.len());
-    for (class, symmetry) in classes.iter().zip(&symmetries) {
-        list.push(match class {
-            Class::All(graphs) => OfClass { all: Some(graphs), ranks: of_graphs(graphs, symmetry.as_ref()) },
-            Class::Alike(alike) => OfClass { all: None, ranks: alike.ranks() },
-        });
+        list.push(OfClass { all: Some(graphs), ranks: Ranks::of_graphs(graphs, symmetry.as_ref()) });
     }
     all_classes(&list, false)
 }
@@ -119,15 +100,33 @@ struct OfClass<'g> {
     ranks: Ranks<'g>,
 }
 
-fn of_graphs<'g>(graphs: &'g [TaskGraph], symmetry: Option<&'g Symmetry>) -> Ranks<'g> {
-    match symmetry {
-        Some(symmetry) => Ranks::alike(graphs, symmetry),
-        None => Ranks::all(graphs),
-    }
-}
-
 fn of_all(graphs: &[TaskGraph]) -> OfClass<'_> {
     OfClass { all: Some(graphs), ranks: Ranks::all(graphs) }
+}
+
+impl Proven {
+    /// Proves a class by itself. The kept graphs go to `done` with their tasks and events, without their tensors.
+    ///
+    /// # Errors
+    /// Those of [`verify`]. If ranks are alike, violations are reported for rank 0 only.
+    pub fn new(kept: Class, done: impl FnMut(TaskGraph)) -> Result<Proven, Vec<Violation>> {
+        let (all, mut symmetry) = match &kept {
+            Class::All(graphs) => (Some(&graphs[..]), alike::symmetry(graphs)),
+            Class::Alike(_) => (None, None),
+        };
+        let ranks = match &kept {
+            Class::All(graphs) => Ranks::of_graphs(graphs, symmetry.as_ref()),
+            Class::Alike(alike) => alike.ranks(),
+        };
+        let Verified { report, order, summaries, .. } = class(&OfClass { all, ranks })?;
+        let alike = order.graphs.symmetry().is_some();
+        drop(order);
+        if !alike {
+            // Each rank was proven by itself.
+            symmetry = None;
+        }
+        Ok(Proven::of(kept, symmetry, report, summaries, done))
+    }
 }
 
 fn all_classes(classes: &[OfClass<'_>], by_access: bool) -> Result<Report, Vec<Violation>> {
@@ -171,7 +170,7 @@ fn class<'g>(of: &OfClass<'g>) -> Result<Verified<'g>, Vec<Violation>> {
     }
 }
 
-type Proof<'g> = (Report, Order<'g>, Symmetric, Vec<Summary<'g>>);
+type Proof<'g> = (Report, Order<'g>, Symmetric, Vec<Summary>);
 
 fn proof<'g>(
     graphs: Ranks<'g>,

@@ -46,6 +46,14 @@ impl<'g> Ranks<'g> {
         Ranks { graphs: &graphs[..1], world: graphs.len(), view: Some(view) }
     }
 
+    /// The graphs of all ranks, which are alike if there is a symmetry.
+    pub(super) fn of_graphs(graphs: &'g [TaskGraph], symmetry: Option<&'g Symmetry>) -> Ranks<'g> {
+        match symmetry {
+            Some(symmetry) => Ranks::alike(graphs, symmetry),
+            None => Ranks::all(graphs),
+        }
+    }
+
     /// The same for ranks of which only the first's graph and the others' tensors were kept.
     pub(super) fn kept(
         first: &'g TaskGraph,

@@ -23,14 +23,21 @@ pub(super) struct Verified<'g> {
     pub(super) order: Order<'g>,
     pub(super) symmetric: Symmetric,
     /// One summary per held rank.
-    pub(super) summaries: Vec<Summary<'g>>,
+    pub(super) summaries: Vec<Summary>,
+}
+
+/// What is known of a verified class without its tasks: names, tensors and summaries.
+#[derive(Clone, Copy)]
+pub(super) struct Known<'a> {
+    pub(super) ranks: Ranks<'a>,
+    pub(super) summaries: &'a [Summary],
 }
 
 /// A summary of a class's accesses to the memory of one rank that it shares with other graphs: enough to see that everything is
 /// ordered, if it is.
-pub(super) struct Summary<'g> {
+pub(super) struct Summary {
     /// For each tensor with its own name.
-    named: HashMap<&'g str, Named>,
+    named: HashMap<String, Named>,
     /// For each area that graphs share.
     areas: Vec<(Use, Use)>,
 }
@@ -43,30 +50,54 @@ struct Named {
     writes: bool,
     /// True if there are accesses that the rank's barrier does not bound.
     remote: bool,
-    /// The same accesses by kind, if that is so and no words are flagged.
+    /// The same accesses by kind, if other ranks may access the tensor and no words are flagged.
     by_kind: Option<ByKind>,
 }
 
 /// Accesses by what must come between them and those of the next iteration. [`Order::crosses_barrier`] has the rules.
 struct ByKind {
     /// Reads and writes in the strong order: a read must see what was written.
-    seen: (Bound, Bound),
+    seen: (Groups, Groups),
     /// Reads and writes in the weak order, which is enough before a later write. Writes are released by their events.
-    done: (Bound, Bound),
+    done: (Groups, Groups),
+}
+
+/// Accesses by the rank that knows when they are done, if there are any. A rank that sends to its peers learns from none of
+/// them alone that all are done; each peer knows it of its own.
+struct Groups(Vec<Option<Bound>>);
+
+impl Groups {
+    fn none(order: &Order<'_>) -> Groups {
+        Groups((0..order.graphs.len()).map(|_| None).collect())
+    }
+
+    /// The bound that an access of this task is added to.
+    fn of(&mut self, order: &Order<'_>, task: u32, weak: bool) -> &mut Bound {
+        self.0[order.rank_done(task)].get_or_insert_with(|| order.no_tasks(weak))
+    }
+
+    fn all_cross_barrier(&self, next: &Groups) -> bool {
+        let next = || next.0.iter().flatten();
+        self.0.iter().flatten().all(|own| next().all(|next| own.all_cross_barrier(next)))
+    }
+
+    fn turned(&self, by: usize, world: usize) -> Groups {
+        Groups(self.0.iter().map(|bound| bound.as_ref().map(|b| b.turned(by, world))).collect())
+    }
 }
 
 impl ByKind {
     fn new(order: &Order<'_>, memory: &Memory<'_>, tensor: usize) -> ByKind {
-        let pair = |weak: bool| (order.no_tasks(weak), order.no_tasks(weak));
-        let mut found = ByKind { seen: pair(false), done: pair(true) };
+        let pair = || (Groups::none(order), Groups::none(order));
+        let mut found = ByKind { seen: pair(), done: pair() };
         for access in memory.accesses(tensor) {
             let task = order.task_number(access.rank.into(), access.task);
             if access.write {
-                order.add(&mut found.seen.1, task);
-                order.add_written(&mut found.done.1, task);
+                order.add(found.seen.1.of(order, task, false), task);
+                order.add_written(found.done.1.of(order, task, true), task);
             } else {
-                order.add(&mut found.seen.0, task);
-                order.add(&mut found.done.0, task);
+                order.add(found.seen.0.of(order, task, false), task);
+                order.add(found.done.0.of(order, task, true), task);
             }
         }
         found
@@ -80,20 +111,22 @@ impl ByKind {
     }
 
     fn turned(&self, by: usize, world: usize) -> ByKind {
-        let turn = |(a, b): &(Bound, Bound)| (a.turned(by, world), b.turned(by, world));
+        let turn = |(a, b): &(Groups, Groups)| (a.turned(by, world), b.turned(by, world));
         ByKind { seen: turn(&self.seen), done: turn(&self.done) }
     }
 }
 
 impl Named {
     fn new(order: &Order<'_>, memory: &Memory<'_>, tensor: usize) -> Named {
-        let flagged = order.graphs[memory.owner].tensors[tensor].dtype == DType::F32Flagged;
+        let entry = &order.graphs[memory.owner].tensors[tensor];
+        let flagged = entry.dtype == DType::F32Flagged;
         let remote = memory.is_remote(tensor);
+        let shared = remote || entry.space == Space::Symmetric;
         Named {
             all: bound(order, memory, tensor),
             writes: memory.accesses(tensor).iter().any(|a| a.write),
             remote,
-            by_kind: (remote && !flagged).then(|| ByKind::new(order, memory, tensor)),
+            by_kind: (shared && !flagged).then(|| ByKind::new(order, memory, tensor)),
         }
     }
 
@@ -139,13 +172,13 @@ fn bound(order: &Order<'_>, memory: &Memory<'_>, tensor: usize) -> Bound {
     bound
 }
 
-impl<'g> Summary<'g> {
+impl Summary {
     /// For a class and one rank's memory. `memory` must contain at least all shared tensors.
-    pub(super) fn new(order: &Order<'g>, memory: &Memory<'_>, uses: &Uses) -> Summary<'g> {
+    pub(super) fn new(order: &Order<'_>, memory: &Memory<'_>, uses: &Uses) -> Summary {
         let mut named = HashMap::new();
         for (t, tensor) in order.graphs.of(memory.owner).tensors.iter().enumerate() {
             if is_shared(tensor) && by_name(tensor) && !memory.accesses(t).is_empty() {
-                named.insert(tensor.name.as_str(), Named::new(order, memory, t));
+                named.insert(tensor.name.clone(), Named::new(order, memory, t));
             }
         }
         let areas = shared_areas().map(|area| Use::of_area(order, memory, uses, area)).collect();
@@ -153,8 +186,8 @@ impl<'g> Summary<'g> {
     }
 
     /// The same for a rank that is `by` ahead, of `world` ranks that are alike.
-    fn turned(&self, by: usize, world: usize) -> Summary<'g> {
-        let turn = |(name, named): (&&'g str, &Named)| (*name, named.turned(by, world));
+    fn turned(&self, by: usize, world: usize) -> Summary {
+        let turn = |(name, named): (&String, &Named)| (name.clone(), named.turned(by, world));
         let areas = self.areas.iter();
         Summary {
             named: self.named.iter().map(turn).collect(),
@@ -163,10 +196,10 @@ impl<'g> Summary<'g> {
     }
 
     /// Records what is not obviously done by this class before conflicting accesses of the one that follows.
-    fn before(&self, next: &Summary<'g>, unseen: &mut Unseen<'g>) {
+    fn before(&self, next: &Summary, unseen: &mut Unseen) {
         for (name, named) in &self.named {
             if next.named.get(name).is_some_and(|next| !named.before(next)) {
-                unseen.names.insert(name);
+                unseen.names.insert(name.clone());
             }
         }
         for (area, ((remote, _), (_, all))) in shared_areas().zip(self.areas.iter().zip(&next.areas)) {
@@ -179,14 +212,18 @@ impl<'g> Summary<'g> {
 
 /// The tensors and areas whose order the summaries cannot show.
 #[derive(Default)]
-struct Unseen<'g> {
-    names: HashSet<&'g str>,
+struct Unseen {
+    names: HashSet<String>,
     areas: HashSet<Area>,
     /// True if summaries were not asked, so that everything counts.
     all: bool,
 }
 
-impl Unseen<'_> {
+impl Unseen {
+    fn is_empty(&self) -> bool {
+        !self.all && self.names.is_empty() && self.areas.is_empty()
+    }
+
     fn has(&self, tensor: &TensorEntry) -> bool {
         is_shared(tensor)
             && (self.all
@@ -207,32 +244,40 @@ struct Shared<'g> {
 
 /// With `by_access`, summaries are not asked.
 pub(super) fn check(classes: &[Verified<'_>], by_access: bool) -> Vec<Violation> {
-    let mut violations = same_tensors(classes);
+    let known: Vec<Known<'_>> =
+        classes.iter().map(|c| Known { ranks: c.order.graphs, summaries: &c.summaries }).collect();
+    let mut violations = same_tensors(&known);
     if !violations.is_empty() || classes.len() < 2 {
         return violations;
     }
-    let world = classes[0].order.graphs.len();
+    let world = known[0].ranks.len();
     let found = crate::parallel::map(world, |rank| {
         let unseen = match by_access {
             true => Unseen { all: true, ..Unseen::default() },
-            false => unseen(classes, rank),
+            false => unseen(&known, rank),
         };
-        let all_seen = !unseen.all && unseen.names.is_empty() && unseen.areas.is_empty();
-        if all_seen { Vec::new() } else { check_rank(classes, rank, &unseen) }
+        if unseen.is_empty() { Vec::new() } else { check_rank(classes, rank, &unseen) }
     });
     violations.extend(found.into_iter().flatten());
     violations.truncate(16);
     violations
 }
 
+/// True if the summaries show that any of the classes may follow any other.
+pub(super) fn is_seen(classes: &[Known<'_>]) -> bool {
+    if !same_tensors(classes).is_empty() {
+        return false;
+    }
+    let world = classes.first().map_or(0, |class| class.ranks.len());
+    (0..world).all(|rank| unseen(classes, rank).is_empty())
+}
+
 /// What the classes' summaries do not show to be ordered in the memory of `rank`.
-fn unseen<'g>(classes: &[Verified<'g>], rank: usize) -> Unseen<'g> {
-    let world = classes[0].order.graphs.len();
-    let turned: Vec<Option<Summary<'g>>> = classes
+fn unseen(classes: &[Known<'_>], rank: usize) -> Unseen {
+    let world = classes[0].ranks.len();
+    let turned: Vec<Option<Summary>> = classes
         .iter()
-        .map(|c| {
-            (rank > 0 && c.order.graphs.symmetry().is_some()).then(|| c.summaries[0].turned(rank, world))
-        })
+        .map(|c| (rank > 0 && c.ranks.symmetry().is_some()).then(|| c.summaries[0].turned(rank, world)))
         .collect();
     let summary = |c: usize| match &turned[c] {
         Some(turned) => turned,
@@ -241,11 +286,9 @@ fn unseen<'g>(classes: &[Verified<'g>], rank: usize) -> Unseen<'g> {
     let mut unseen = Unseen::default();
     for (from, a) in classes.iter().enumerate() {
         for (to, b) in classes.iter().enumerate().filter(|(to, _)| *to != from) {
-            let alike = match (a.order.graphs.symmetry(), b.order.graphs.symmetry()) {
+            let alike = match (a.ranks.symmetry(), b.ranks.symmetry()) {
                 // What holds for rank 0 holds for all.
-                (Some(own), Some(other)) => {
-                    rank > 0 && own.agrees(&a.order.graphs[0], other, &b.order.graphs[0])
-                }
+                (Some(own), Some(other)) => rank > 0 && own.agrees(&a.ranks[0], other, &b.ranks[0]),
                 _ => false,
             };
             if !alike {
@@ -257,7 +300,7 @@ fn unseen<'g>(classes: &[Verified<'g>], rank: usize) -> Unseen<'g> {
 }
 
 /// Checks one rank's memory, access by access, where the summaries do not show the order.
-fn check_rank(classes: &[Verified<'_>], rank: usize, unseen: &Unseen<'_>) -> Vec<Violation> {
+fn check_rank(classes: &[Verified<'_>], rank: usize, unseen: &Unseen) -> Vec<Violation> {
     let mut violations = Vec::new();
     // Within one rank, its barrier orders everything. Only the writes of other ranks must be checked.
     let mut remote: HashSet<&str> = HashSet::new();
@@ -358,26 +401,26 @@ fn pairs(
 }
 
 /// Checks that tensors that persist across graphs are the same in all of them.
-fn same_tensors(classes: &[Verified<'_>]) -> Vec<Violation> {
+fn same_tensors(classes: &[Known<'_>]) -> Vec<Violation> {
     let mut violations = Vec::new();
     let say = |message: String| Violation::new(ViolationKind::Shared, &[], message);
-    let orders = || classes.iter().map(|class| &class.order);
-    let Some(first) = orders().next() else { return violations };
-    if let Some(other) = orders().find(|o| o.graphs.len() != first.graphs.len()) {
+    let ranks = || classes.iter().map(|class| class.ranks);
+    let Some(first) = ranks().next() else { return violations };
+    if let Some(other) = ranks().find(|r| r.len() != first.len()) {
         violations.push(say(format!(
             "graph '{}' is for {} ranks, graph '{}' for {}",
-            first.graphs[0].name,
-            first.graphs.len(),
-            other.graphs[0].name,
-            other.graphs.len()
+            first[0].name,
+            first.len(),
+            other[0].name,
+            other.len()
         )));
         return violations;
     }
-    for rank in 0..first.graphs.len() {
+    for rank in 0..first.len() {
         let mut known: HashMap<&str, (&TensorEntry, &str)> = HashMap::new();
-        for order in orders() {
-            let graph = order.graphs.of(rank);
-            for tensor in order.graphs.tensors(rank).iter().filter(|t| keeps(t)) {
+        for ranks in ranks() {
+            let graph = ranks.of(rank);
+            for tensor in ranks.tensors(rank).iter().filter(|t| keeps(t)) {
                 let (other, name) = *known.entry(&tensor.name).or_insert((tensor, &graph.name));
                 let same = tensor.dtype == other.dtype
                     && tensor.dims == other.dims

@@ -2,7 +2,7 @@
 
 use std::convert::Infallible;
 use taskgraph::TaskGraph;
-use taskgraph::verify::{Alike, Class, Comparing, verify_classes};
+use taskgraph::verify::{Alike, Class, Comparing, Proven, may_follow, verify_succession};
 
 /// The class; only rank 0's graph is kept if ranks are alike.
 pub fn kept(graphs: &[TaskGraph]) -> Class {
@@ -21,7 +21,9 @@ pub fn kept(graphs: &[TaskGraph]) -> Class {
     }
 }
 
-/// Whether all classes are safe, judged from the graphs that are kept.
+/// Whether all classes are safe, judged from the graphs that are kept, and class by class as far as possible.
 pub fn kept_are_safe(classes: &[Vec<TaskGraph>]) -> bool {
-    verify_classes(&classes.iter().map(|graphs| kept(graphs)).collect::<Vec<_>>()).is_ok()
+    let proven: Result<Vec<Proven>, _> =
+        classes.iter().map(|graphs| Proven::new(kept(graphs), drop)).collect();
+    proven.is_ok_and(|proven| may_follow(&proven) || verify_succession(classes).is_ok())
 }

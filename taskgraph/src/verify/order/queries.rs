@@ -65,6 +65,15 @@ impl<'g> Order<'g> {
         }
     }
 
+    /// The rank of the node after which everything that a task does is done.
+    pub(in crate::verify) fn rank_done(&self, task: u32) -> usize {
+        let done = self.done(task);
+        match done.checked_sub(self.events()) {
+            Some(task) => self.rank(task),
+            None => self.event_place(done).0,
+        }
+    }
+
     /// True if task `task` comes before the end event of `rank`, as far as its worker is concerned.
     pub(in crate::verify) fn reaches_end(&self, task: u32, rank: usize, weak: bool) -> bool {
         let first = self.first_after(self.clock(weak), self.events() + task);
