@@ -321,7 +321,7 @@ bool Job::carry_once(Rank& rank) {
   static std::mutex receivers[64];
   const uint32_t to = options.deaf_rank == static_cast<int>(rank.rank.rank) ? UINT32_MAX : mpk_proxy_next(&rank.proxy);
   if (to == UINT32_MAX) return false;
-  std::vector<uint8_t> frames(MPK_FRAME_BYTES);
+  std::vector<uint8_t>& frames = rank.frames;
   const uint64_t bytes = mpk_proxy_take(&rank.proxy, frames.data(), frames.size());
   Rank& receiver = *ranks[to];
   const std::lock_guard<std::mutex> one(receivers[to]);

@@ -78,6 +78,7 @@ struct Rank {
   std::vector<uint64_t> proxy_ring;
   Job* job = nullptr;
   std::mutex turn;         /* held by the thread that takes a turn of the proxy */
+  std::vector<uint8_t> frames = std::vector<uint8_t>(MPK_FRAME_BYTES); /* what a turn carries; under `turn` */
   uint64_t helped = 0;     /* number of turns in which a worker has carried something; under `turn` */
   struct Graph {
     mpk_graph graph{};
