@@ -5,10 +5,10 @@ use crate::affinity::bind;
 use crate::error::{Error, Result};
 use crate::memory::HugeBuffer;
 use crate::messages::start_to_send;
+use crate::nodes::mpk_put_with_signal;
 use crate::world::World;
 use kernels_cu::abi;
 use mpi::ffi;
-use std::ffi::c_void;
 use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -19,19 +19,6 @@ const SIGNAL: usize = 256;
 /// A message that does not arrive within this time is lost.
 const LIMIT: Duration = Duration::from_secs(10);
 const TAG: i32 = 4;
-
-// The functions that tasks and loops use for puts (kernels-cu/src/cpu/push.h).
-unsafe extern "C" {
-    fn mpk_put_with_signal(
-        rank: *const abi::mpk_rank,
-        pe: u32,
-        to: *mut c_void,
-        from: *const c_void,
-        bytes: u64,
-        signal: *mut u64,
-        value: u64,
-    ) -> bool;
-}
 
 /// One-way times, the medians of all rounds, and the time of an exchange.
 #[derive(Clone, Copy, Debug)]

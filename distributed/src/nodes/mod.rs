@@ -9,6 +9,7 @@ mod shared;
 mod turns;
 
 pub(crate) use proxy::{Carried, Proxy, Ringer};
+pub(crate) use ring::mpk_put_with_signal;
 
 /// The nodes of a job's ranks. Ranks on one node share memory.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -20,6 +20,19 @@ const BYTES: usize = BROUGHT + CAPACITY;
 /// Enough room for any frame.
 pub(super) const FRAME_BYTES: usize = abi::MPK_FRAME_BYTES as usize;
 
+// The function that tasks use for puts (kernels-cu/src/cpu/push.h), for measurements and tests.
+unsafe extern "C" {
+    pub(crate) fn mpk_put_with_signal(
+        rank: *const abi::mpk_rank,
+        pe: u32,
+        to: *mut c_void,
+        from: *const c_void,
+        bytes: u64,
+        signal: *mut u64,
+        value: u64,
+    ) -> bool;
+}
+
 /// The ring. Any thread may write; one reads.
 pub(super) struct Ring {
     ring: *mut abi::mpk_proxy,

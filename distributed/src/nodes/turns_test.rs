@@ -3,6 +3,7 @@
 use super::*;
 use crate::memory::HugeBuffer;
 use crate::nodes::carrying::tests::{Memory, ranks};
+use crate::nodes::mpk_put_with_signal;
 use crate::nodes::ring::{Heap, Target};
 use kernels_cu::abi;
 use std::time::Instant;
@@ -13,18 +14,6 @@ const SIGNAL: usize = 512;
 const DATA: usize = 1024;
 /// Far more than a message takes, even if the machine is busy.
 const LOST: Duration = Duration::from_secs(20);
-
-unsafe extern "C" {
-    fn mpk_put_with_signal(
-        rank: *const abi::mpk_rank,
-        pe: u32,
-        to: *mut c_void,
-        from: *const c_void,
-        bytes: u64,
-        signal: *mut u64,
-        value: u64,
-    ) -> bool;
-}
 
 /// A rank whose memory only its proxy reaches.
 struct Rank {

@@ -258,7 +258,8 @@ fn running_in_group(group: &str) -> Vec<String> {
 }
 
 /// A signal ends the process as if nothing were being compiled, and neither nvcc nor its folder remain. The same holds if a failed run
-/// ends it. After SIGKILL the folder stays, for the next compilation to remove. The process is this program again, because a signal affects the whole process.
+/// ends it. After SIGKILL the folder stays, for the next compilation to remove. The process is this program again, because a signal
+/// affects the whole process.
 #[test]
 fn a_signal_ends_nvcc_and_leaves_nothing() {
     const CHILD: &str = "MPK_TEST_COMPILES_IN";

@@ -130,6 +130,8 @@ mod tests {
         for wanted in [
             "#define MPK_NVSHMEM 1\n",
             "#define MPK_STAGES 8\n",
+            "#define MPK_GAP 0\n",
+            "    default: return no_code();\n",
             "#define MPK_DEBUG_X 1\n",
             "using Code1 = A<2>;\n",
             "MPK_DISPATCH int run_code(uint32_t code, Context& context) {\n  switch (code) {\n    case 0: return Code0::run(context);",

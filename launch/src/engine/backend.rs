@@ -219,7 +219,7 @@ pub fn compile_options(row: &Device, kind: KernelKind, tuning: &Tuning) -> Resul
     let architecture = Architecture::of_device(row)
         .ok_or_else(|| AppError::environment(format!("no cubin can be compiled for {}", row.architecture)))?;
     let mut options = CompileOptions::new(architecture, kind.device_library);
-    // For compute-sanitizer; see kernels-cu/src/gpu/config.cuh.
+    // For compute-sanitizer; see config.cuh.
     if std::env::var_os("MPK_DEBUG_EVERY_LANE_ARRIVES").is_some_and(|value| value == "1") {
         options.defines.push(("MPK_EVERY_LANE_ARRIVES".into(), "1".into()));
     }
@@ -485,5 +485,17 @@ mod tests {
             None => assert!(config.shared_bytes - config.work_bytes + (34 << 10) > 99 << 10),
         }
         assert_eq!(fit(config, 16 << 10), None);
+    }
+
+    #[test]
+    fn the_gap_in_the_code_is_for_one_rank_unless_it_was_measured() {
+        let row = taskgraph::target::device("h100").unwrap();
+        let gap = |alone, tuning: &Tuning| {
+            compile_options(row, KernelKind { alone, ..KernelKind::default() }, tuning).unwrap().config.gap
+        };
+        let mut tuning = Tuning::default();
+        assert_eq!((gap(true, &tuning), gap(false, &tuning)), (GAP_OF_ONE_RANK, 0));
+        tuning.set("code.gap", 64);
+        assert_eq!((gap(true, &tuning), gap(false, &tuning)), (64, 64));
     }
 }
