@@ -4,6 +4,7 @@
 mod bytes;
 mod placement;
 mod succession;
+mod summaries;
 #[path = "../verify_support/mod.rs"]
 mod verify_support;
 
