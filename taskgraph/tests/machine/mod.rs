@@ -451,10 +451,11 @@ fn step(
         }
         found
     };
-    let own_slot = |input: usize| {
+    // The second parameter of a sum is its own slot among those received: of its rank, or of its node.
+    let own_slot = |input: usize, operand: &Operand| {
         let params = &graph.variants[usize::from(task.variant)].params;
         let received = name == core_types::REDUCE && input == 1 && params.len() >= 4 && params[3] & 1 == 0;
-        (received && params[0] > 1).then_some(rank as u32)
+        (received && operand.ndim == 3).then(|| params[1])
     };
     let constant =
         |o: &&Operand| matches!(graph.tensors[o.tensor as usize].role, taskgraph::Role::Weight { .. });
@@ -462,7 +463,7 @@ fn step(
     let mut dependencies: Vec<(u32, u32)> = task.dependencies.iter().map(|&e| (e, 0)).collect();
     dependencies.extend(task.carried.iter().copied());
     let mut reads = Vec::new();
-    inputs.for_each(|(i, o)| reads.extend(words(o, own_slot(i))));
+    inputs.for_each(|(i, o)| reads.extend(words(o, own_slot(i, o))));
     let mut writes = Vec::new();
     graph.outputs(task).iter().for_each(|o| writes.extend(words(o, None)));
     Step {
