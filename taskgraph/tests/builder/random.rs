@@ -33,6 +33,14 @@ fn node() -> impl Strategy<Value = Node> {
     )
 }
 
+const LOWERINGS: [Allreduce; 4] =
+    [Allreduce::CopyReduce, Allreduce::OneShot, Allreduce::TwoShot, Allreduce::Hierarchical];
+
+/// The node of each rank: two ranks on each, dealt to two nodes, or the first rank alone.
+fn of_ranks(world: u32, topology: usize) -> Vec<u32> {
+    (0..world).map(|rank| [rank / 2, rank % 2, rank.min(1)][topology]).collect()
+}
+
 fn graph(nodes: &[Node]) -> OpGraph {
     let mut g = OpGraph::new("random", capacity());
     let mut tensors = vec![g.input("x", DType::F32, &[3, 17])];
@@ -69,31 +77,34 @@ proptest! {
         world in 1u32..4,
         workers in 1u32..5,
         dynamic in any::<bool>(),
-        lowering in 0usize..3,
+        lowering in 0usize..4,
+        topology in 0usize..3,
     ) {
         let o = BuildOptions {
             placement: if dynamic { Placement::Dynamic } else { Placement::Static },
-            allreduce: [Allreduce::CopyReduce, Allreduce::OneShot, Allreduce::TwoShot][lowering],
+            allreduce: LOWERINGS[lowering],
+            nodes: of_ranks(world, topology),
             ..options(world, workers)
         };
         check(&graph(&nodes), &o);
     }
 }
 
-/// Decoders whose sums have enough columns for two-shot. Mutations have hierarchical sums too, which `check` does not know.
+/// Decoders whose sums have enough columns for two-shot and hierarchical.
 #[test]
 fn sums_of_each_kind_are_race_free_and_read_what_was_written() {
     // Packed weights are cut at multiples of 16 rows.
     let sizes = (1usize..3, 1u64..8, 1u64..4, 1u64..4);
-    let machine = (2u32..5, 1u32..4, any::<bool>(), 0usize..3);
+    let machine = (2u32..5, 1u32..4, any::<bool>(), 0usize..4, 0usize..3);
     let ways_seen = RefCell::new(BTreeMap::new());
     let config = ProptestConfig { cases: 96, failure_persistence: None, ..ProptestConfig::default() };
     let run = TestRunner::new(config).run(&(sizes, machine), |(sizes, machine)| {
-        let ((layers, width, inner, records), (world, workers, dynamic, lowering)) = (sizes, machine);
-        let lowerings = [Allreduce::CopyReduce, Allreduce::OneShot, Allreduce::TwoShot];
+        let ((layers, width, inner, records), (world, workers, dynamic, lowering, topology)) =
+            (sizes, machine);
         let o = BuildOptions {
             placement: if dynamic { Placement::Dynamic } else { Placement::Static },
-            allreduce: lowerings[lowering],
+            allreduce: LOWERINGS[lowering],
+            nodes: of_ranks(world, topology),
             target: Target { max_tiles: 8, ..Target::cpu(workers) },
             ..options(world, workers)
         };
@@ -108,7 +119,7 @@ fn sums_of_each_kind_are_race_free_and_read_what_was_written() {
     run.unwrap_or_else(|error| panic!("{error}"));
     let seen = ways_seen.into_inner();
     println!("{seen:?}");
-    let expected = ["copy-reduce", "one-shot", "two-shot"];
+    let expected = ["copy-reduce", "one-shot", "two-shot", "hierarchical"];
     assert!(expected.iter().all(|way| seen.get(way).is_some_and(|&graphs| graphs >= 8)), "{seen:?}");
 }
 

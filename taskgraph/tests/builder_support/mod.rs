@@ -147,6 +147,6 @@ pub fn check(graph: &OpGraph, options: &BuildOptions) -> Vec<TaskGraph> {
     let unrolled = Unrolled::new(&graphs, 3);
     unrolled.assert_race_free();
     unrolled.assert_end_is_last();
-    unrolled.assert_values(builder.op_graph());
+    unrolled.assert_values(builder.op_graph(), &options.nodes);
     graphs
 }

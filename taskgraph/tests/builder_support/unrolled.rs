@@ -3,7 +3,7 @@
 
 use super::owned::STEP;
 use std::collections::HashMap;
-use taskgraph::task_graph::{Area, Place, Task, core_types};
+use taskgraph::task_graph::{Area, Operand, Place, Task, core_types};
 use taskgraph::*;
 
 type Node = usize;
@@ -312,8 +312,9 @@ impl<'a> Unrolled<'a> {
     }
 
     /// Runs all tasks in one order (any order gives the same, except for races) with tags as values: each task must
-    /// read what the operator before it wrote in this iteration, on the right rank.
-    pub fn assert_values(&self, ops: &OpGraph) {
+    /// read what the operator before it wrote in this iteration, on the right rank. `nodes` has the node of each rank, if a sum
+    /// may be hierarchical.
+    pub fn assert_values(&self, ops: &OpGraph, nodes: &[u32]) {
         #[derive(Clone, Copy, PartialEq, Debug)]
         struct Tag {
             tensor: u32,
@@ -362,6 +363,23 @@ impl<'a> Unrolled<'a> {
             let reads_temporary = op.op_type == "rows_product" && !first_step;
             let name = |tensor: u32| g.tensors[tensor as usize].name.as_str();
             let kind = g.type_name(task);
+            // The first sum of a hierarchical allreduce writes the sum of the rank's node, which the second one reads.
+            let of_node = |o: &Operand| name(o.tensor).ends_with(".of_node");
+            let first_sum = kind == core_types::REDUCE && g.outputs(task).iter().any(of_node);
+            let later = !first_sum && g.inputs(task).first().is_some_and(of_node);
+            // The slot of a received summand that the task itself has, and whether a rank sends into a slot.
+            let own_slot = match kind {
+                core_types::REDUCE if first_sum || later => g.variants[usize::from(task.variant)].params[1],
+                _ => rank as u32,
+            };
+            let sends = |sender: usize, slot: u32| match (first_sum, later) {
+                (true, _) => {
+                    let of_node = (0..g.world as usize).filter(|&r| nodes[r] == nodes[rank]);
+                    of_node.clone().nth(slot as usize) == Some(sender)
+                }
+                (_, true) => nodes[sender] == slot,
+                _ => sender == slot as usize,
+            };
             for (i, input) in g.inputs(task).iter().enumerate() {
                 let entry = &g.tensors[input.tensor as usize];
                 let flagged = entry.dtype == DType::F32Flagged;
@@ -369,9 +387,10 @@ impl<'a> Unrolled<'a> {
                 let stands_for_source = i == 0 || (i == 1 && !pushed);
                 let received = kind == core_types::REDUCE && (flagged || (i == 1 && !pushed)) && g.world > 1;
                 let logical = match kind {
+                    core_types::REDUCE if stands_for_source && later => temporary,
                     core_types::REDUCE if stands_for_source => op.inputs[0],
                     core_types::REDUCE => op.inputs[1],
-                    core_types::NVSHMEM_COPY if first_step => temporary,
+                    core_types::NVSHMEM_COPY if first_step || later => temporary,
                     _ if reads_temporary && i == 0 => temporary,
                     core_types::NVSHMEM_COPY => {
                         // The second half of a two-shot allreduce copies the sum.
@@ -392,7 +411,7 @@ impl<'a> Unrolled<'a> {
                 let wanted_name = known.map_or("a temporary", |t| &t.name);
                 for cell in cells(&input.region) {
                     // The receiver's own slot of a copied tensor stays empty.
-                    if received && !flagged && cell[0] as usize == rank {
+                    if received && !flagged && cell[0] == own_slot {
                         continue;
                     }
                     let found = memory.get(&(rank, name(input.tensor))).and_then(|m| m.get(&cell)).copied();
@@ -405,7 +424,11 @@ impl<'a> Unrolled<'a> {
                         wanted_name,
                     );
                     if received {
-                        assert_eq!(found.map(|t| t.rank), Some(cell[0] as usize), "a peer's slot");
+                        assert!(
+                            found.is_some_and(|t| sends(t.rank, cell[0])),
+                            "{found:?} in slot {}",
+                            cell[0]
+                        );
                     }
                     // A slot has the peer's values of the rows and columns that are summed, and a temporary those of its own place.
                     let own = g.inputs(task)[0].region.lo;
@@ -439,7 +462,8 @@ impl<'a> Unrolled<'a> {
                                 None => continue, // of an input
                             }
                         } else {
-                            let tensor = if first_step { temporary } else { tag_of(op.outputs[o]) };
+                            let tensor =
+                                if first_step || first_sum { temporary } else { tag_of(op.outputs[o]) };
                             Tag { tensor, rank, epoch, at: [cell[0], cell[1]] }
                         };
                         memory.entry((place, name(output.tensor))).or_default().insert(cell, tag);
