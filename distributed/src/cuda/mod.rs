@@ -7,6 +7,7 @@ mod budget;
 pub mod device;
 pub mod driver;
 mod host_ring;
+mod lasting;
 mod launch;
 mod library;
 mod machine;

@@ -2,6 +2,7 @@
 
 use super::device::Context;
 use super::host_ring::HostRing;
+use super::lasting::Lasting;
 use super::launch::Launcher;
 use super::library::{Kernel, Library, Shape};
 use super::machine::{Machine, Scratch, schedulers, trace_capacity};
@@ -11,17 +12,14 @@ use super::symmetric::{HeapOptions, SymmetricHeap, Transport};
 use super::weights::{self, WeightKernels};
 use crate::arrays::{GraphArrays, any_dynamic};
 use crate::common::Common;
-use crate::control::{Control, Parts};
+use crate::control::Control;
 use crate::control_writer::ControlWriter;
 use crate::error::{Error, Result};
 use crate::fill::TensorSource;
 use crate::gibibytes::gibibytes;
 use crate::heap_layout::HeapLayout;
-use crate::image::Image;
-use crate::memory::HugeBuffer;
-use crate::outputs::Outputs;
 use crate::plan::{BatchPlan, RunOptions};
-use crate::tensors::{Bases, Slot, TensorLayout, constants, flagged, flagged_activations};
+use crate::tensors::{Bases, TensorLayout, constants, flagged, flagged_activations};
 use crate::trace;
 use crate::world::{World, agreed};
 use bytemuck::AnyBitPattern;
@@ -82,82 +80,6 @@ pub struct CudaRank {
     pub(super) heap_bytes: u64,
     pub(super) machine: Machine,
     compile_time: Duration,
-}
-
-/// The parts that stay the same from launch to launch.
-struct Lasting {
-    rank: u32,
-    world: u32,
-    schedulers: u32,
-    arrays: Vec<GraphArrays>,
-    heap: HeapLayout,
-    /// Flagged words, which must be zero before a launch.
-    flagged: Vec<Slot>,
-    signals: u32,
-    /// The scratch memory of each worker.
-    scratch: Vec<u64>,
-    trace: u64,
-    trace_capacity: u64,
-    options: RunOptions,
-    oversubscribed: bool,
-    host_abort: u64,
-    /// The address of the proxy's description, or 0.
-    proxy: u64,
-}
-
-impl Lasting {
-    /// The outputs and the control memory for `plan`, in place on the device.
-    fn launch(
-        &self,
-        context: &Arc<Context>,
-        stream: &Stream,
-        graphs: &[TaskGraph],
-        slots: &[Vec<Slot>],
-        plan: &BatchPlan,
-        sym: &[u64],
-    ) -> Result<(Outputs, Control, DeviceBuffer)> {
-        let outputs = Outputs::new(plan, |bytes| {
-            PinnedBuffer::new(context, "the results", bytes as usize).map(PinnedBuffer::into_image)
-        })?;
-        let mut control_memory = None;
-        let control = Control::new(
-            &Parts {
-                rank: self.rank,
-                world: self.world,
-                schedulers: self.schedulers,
-                graphs,
-                arrays: &self.arrays,
-                slots,
-                plan,
-                options: &self.options,
-                outputs: &outputs,
-                heap: &self.heap,
-                sym,
-                signals: self.signals,
-                scratch: &self.scratch,
-                trace: self.trace,
-                trace_capacity: self.trace_capacity,
-                oversubscribed: u32::from(self.oversubscribed),
-                threads_per_core: 0,
-                kernels: 0,
-                proxy: self.proxy,
-                host_abort: self.host_abort,
-            },
-            |bytes| {
-                let buffer = DeviceBuffer::new(context, "the task graphs and queues", bytes)?;
-                buffer.fill(0, stream)?;
-                let base = buffer.address();
-                control_memory = Some(buffer);
-                Ok(Image::at(HugeBuffer::new(self.rank, "the task graphs", bytes as usize)?, base))
-            },
-        )?;
-        let control_memory = control_memory
-            .ok_or_else(|| Error::Graph { graph: String::new(), problem: "no control memory".into() })?;
-        // SAFETY: the device buffer has room for the whole image; both outlive the wait.
-        unsafe { stream.to_device(control_memory.address(), control.image.as_ptr(), control.written) }?;
-        stream.wait()?;
-        Ok((outputs, control, control_memory))
-    }
 }
 
 impl CudaRank {
