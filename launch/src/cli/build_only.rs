@@ -2,7 +2,8 @@
 
 use crate::cli::args::Args;
 use crate::cli::console::print_line;
-use crate::engine::backend::{compile_all, cuda_target};
+use crate::engine::backend::cuda_target;
+use crate::engine::cubin::compile_all;
 use crate::engine::graphs::{RankGraphs, build_options, build_verified, check_classes, check_ranks};
 use crate::engine::tuning::{self, Place};
 use crate::engine::user_graph;

@@ -8,6 +8,7 @@
 pub mod agreement;
 pub mod backend;
 pub mod config;
+pub mod cubin;
 pub mod error;
 pub mod graphs;
 pub mod handle;

@@ -4,7 +4,8 @@
 use super::case::Case;
 use super::child::Workload;
 use crate::cli::bench::{decode, prefill};
-use crate::engine::backend::{compile_all, cuda_target};
+use crate::engine::backend::cuda_target;
+use crate::engine::cubin::compile_all;
 use crate::engine::graphs::{build_one, build_options};
 use crate::engine::tuning;
 use crate::engine::{ModelSpec, RunConfig};
