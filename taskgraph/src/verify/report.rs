@@ -26,7 +26,7 @@ pub enum ViolationKind {
     Unwritten,
     /// A flagged word that is read without exactly one writer.
     FlaggedCoverage,
-    /// A task writes a weight or a constant.
+    /// A task writes a weight, a constant or an input.
     WritesConstant,
     /// Graphs of one model disagree about a tensor that they share.
     Shared,

@@ -18,6 +18,7 @@ pub(super) const KEEP: usize = 16;
 /// Indices in [`core_types::ALL`], and so in [`TaskGraph::type_names`].
 const TERMINATE: u16 = 0;
 const BEGIN: u16 = 1;
+const EMPTY: u16 = 2;
 const COPY: u16 = 3;
 const SIGNAL: u16 = 4;
 
@@ -211,6 +212,13 @@ impl RankCheck<'_> {
                 self.say(format!("tensor '{}' has more than {MAX_DIMS} dimensions", tensor.name));
             } else if let Some(problem) = overlay_problem(tensor) {
                 self.say(format!("tensor '{}' {problem}", tensor.name));
+            } else if tensor.dtype == DType::F32Flagged && tensor.role != Role::Activation {
+                self.say(format!(
+                    "tensor '{}' is flagged but not an activation: the tags of its words belong to one graph",
+                    tensor.name
+                ));
+            } else if tensor.tiled && !matches!(tensor.role, Role::Weight { .. }) {
+                self.say(format!("tensor '{}' is packed in tiles, but is not a weight", tensor.name));
             } else if tensor.strides.len() != tensor.dims.len() {
                 self.say(format!("tensor '{}' must have one stride for each dimension", tensor.name));
             } else if !tensor.dims.contains(&0) && !strides_nest(&tensor.dims, &tensor.strides) {
@@ -279,6 +287,11 @@ impl RankCheck<'_> {
         if !fixed && matches!(task.task_type, TERMINATE | BEGIN) {
             return self.say_task(index, "begins or terminates, which only tasks 1 and 0 do");
         }
+        // These only wait and trigger. What they seem to write would never be written.
+        let idle = matches!(task.task_type, TERMINATE | BEGIN | EMPTY | SIGNAL);
+        if idle && (task.num_inputs > 0 || task.num_outputs > 0) {
+            return self.say_task(index, "has operands, but a task of its type reads and writes nothing");
+        }
         let variant = graph.variants.get(usize::from(task.variant));
         if variant.is_some_and(|v| v.task_type != task.task_type && task.task_type > SIGNAL)
             || (variant.is_none() && task.task_type > SIGNAL)
@@ -316,8 +329,14 @@ impl RankCheck<'_> {
                 Some(message) => self.say_task(index, &format!("output {i} {message}")),
                 None => {
                     let tensor = &graphs[self.rank].tensors[operand.tensor as usize];
-                    if matches!(tensor.role, Role::Weight { .. } | Role::Constant) {
-                        let message = format!("writes '{}', which is constant", tensor.name);
+                    let what = match tensor.role {
+                        Role::Weight { .. } | Role::Constant => Some("constant"),
+                        // All iterations of a launch read what the host has written.
+                        Role::Input => Some("an input"),
+                        Role::Activation | Role::Persistent { .. } => None,
+                    };
+                    if let Some(what) = what {
+                        let message = format!("writes '{}', which is {what}", tensor.name);
                         self.say_task(index, &message);
                         if let Some(last) = self.violations.last_mut() {
                             last.kind = ViolationKind::WritesConstant;

@@ -17,6 +17,22 @@ fn keeps(tensor: &TensorEntry) -> bool {
     matches!(tensor.role, Role::Weight { .. } | Role::Constant | Role::Persistent { .. })
 }
 
+/// True if two tensors of the same name may be the same memory. What one graph takes for constant, no other may write. The index
+/// space of a cache may differ.
+fn same_role(a: &Role, b: &Role) -> bool {
+    matches!((a, b), (Role::Persistent { .. }, Role::Persistent { .. })) || a == b
+}
+
+fn role_name(role: &Role) -> &'static str {
+    match role {
+        Role::Weight { .. } => "a weight",
+        Role::Constant => "a constant",
+        Role::Input => "an input",
+        Role::Activation => "an activation",
+        Role::Persistent { .. } => "a persistent tensor",
+    }
+}
+
 /// A verified class with its order.
 pub(super) struct Verified<'g> {
     pub(super) report: Report,
@@ -429,12 +445,17 @@ fn same_tensors(classes: &[Known<'_>]) -> Vec<Violation> {
                     && tensor.bytes == other.bytes
                     && tensor.parts == other.parts
                     && tensor.tiled == other.tiled
-                    && keeps(other);
+                    && same_role(&tensor.role, &other.role);
                 if !same && violations.len() < 16 {
+                    let what = |t: &TensorEntry| {
+                        format!("{} of {} {:?} ({} bytes)", role_name(&t.role), t.dtype, t.dims, t.bytes)
+                    };
                     violations.push(say(format!(
-                        "rank {rank}: '{}' is {} {:?} ({} bytes) in graph '{}' and {} {:?} ({} bytes) in graph '{name}', \
-                         but lives across graphs",
-                        tensor.name, tensor.dtype, tensor.dims, tensor.bytes, graph.name, other.dtype, other.dims, other.bytes
+                        "rank {rank}: '{}' is {} in graph '{}' and {} in graph '{name}', but lives across graphs",
+                        tensor.name,
+                        what(tensor),
+                        graph.name,
+                        what(other)
                     )));
                 }
             }

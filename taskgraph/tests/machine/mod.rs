@@ -128,8 +128,7 @@ impl Machine {
             };
             let mut place = |graph: &TaskGraph, tensor: usize| {
                 let t = &graph.tensors[tensor];
-                let own = matches!(t.role, taskgraph::Role::Activation)
-                    && t.space == taskgraph::task_graph::Space::Device;
+                let own = matches!(t.role, taskgraph::Role::Activation);
                 let (name, offset) = match t.overlay {
                     Some(o) if o.area.is_shared() => (format!("area {:?}", o.area), o.offset),
                     Some(o) => (format!("{c} area {:?}", o.area), o.offset),

@@ -280,6 +280,14 @@ fn out_of_range() {
 }
 
 #[test]
+fn only_weights_are_packed_in_tiles() {
+    let found = broken(2, 2, Lowering::Copy, |g| {
+        g[0].tensors.iter_mut().filter(|t| t.name == "l0.y").for_each(|t| t.tiled = true);
+    });
+    expect(&found, ViolationKind::Structure, &[], &["'l0.y' is packed in tiles, but is not a weight"]);
+}
+
+#[test]
 fn only_copies_and_signals_reach_other_ranks() {
     let graphs = chain(3, 2, 2, 2, Lowering::Copy);
     let copy = find(&graphs[0], "l0.copy", 0);
@@ -333,6 +341,26 @@ fn writing_a_constant() {
         g[0].tasks[linear as usize].num_outputs += 1;
     });
     expect(&found, ViolationKind::WritesConstant, &[(0, linear)], &["writes 'w', which is constant"]);
+    let found = broken(2, 2, Lowering::Copy, |g| {
+        let task = &mut g[0].tasks[linear as usize];
+        (task.num_inputs, task.num_outputs) = (task.num_inputs - 1, task.num_outputs + 1);
+        let first = task.first_operand as usize;
+        g[0].operands.swap(first, first + 1);
+    });
+    expect(&found, ViolationKind::WritesConstant, &[(0, linear)], &["writes 'x', which is an input"]);
+}
+
+#[test]
+fn a_task_that_does_nothing_has_no_operands() {
+    let graphs = chain(2, 2, 2, 2, Lowering::Copy);
+    let linear = find(&graphs[0], "l0.linear", 0);
+    for task_type in [EMPTY, SIGNAL] {
+        let found = broken(2, 2, Lowering::Copy, |g| {
+            let task = &mut g[0].tasks[linear as usize];
+            (task.task_type, task.variant) = (task_type, task_type);
+        });
+        expect(&found, ViolationKind::Structure, &[(0, linear)], &["reads and writes nothing"]);
+    }
 }
 
 #[test]
@@ -399,6 +427,12 @@ fn successions_share_only_what_agrees() {
     assert!(verify_succession(&[persistent(2), persistent(2)]).is_ok());
     let found = verify_succession(&[persistent(2), persistent(3)]).unwrap_err();
     expect(&found, ViolationKind::Shared, &[], &["'kv'", "lives across graphs"]);
+    // One graph writes what the other loads before its tasks may start, because it is constant there.
+    let mut writes = chain(2, 2, 2, 2, Lowering::Copy);
+    let weights = writes.iter_mut().flat_map(|g| &mut g.tensors).filter(|t| t.name == "w");
+    weights.for_each(|t| t.role = Role::Persistent { region_dims: None });
+    let found = verify_succession(&[chain(2, 2, 2, 2, Lowering::Copy), writes]).unwrap_err();
+    expect(&found, ViolationKind::Shared, &[], &["'w'", "a weight", "persistent"]);
     let found = verify_succession(&[persistent(2), chain(3, 2, 2, 2, Lowering::Copy)]).unwrap_err();
     expect(&found, ViolationKind::Shared, &[], &["2 ranks"]);
 }

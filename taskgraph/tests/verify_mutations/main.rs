@@ -415,6 +415,25 @@ fn valid_graphs_are_accepted_and_match_a_sequential_run() {
     println!("{done} valid graphs: all accepted, each the same in 6 random orders as in sequence");
 }
 
+/// Tags of flagged words tell the iterations of one graph apart. If two graphs had the same words, a reader would accept what the
+/// other graph has written.
+#[test]
+fn flagged_words_belong_to_one_graph() {
+    let with_role = |role: &Role| {
+        let mut graphs = verify_support::chain(2, 1, 1, 2, verify_support::Lowering::Flagged);
+        let tensors = graphs.iter_mut().flat_map(|g| &mut g.tensors);
+        tensors.filter(|t| t.dtype == DType::F32Flagged).for_each(|t| t.role = role.clone());
+        graphs
+    };
+    for (role, safe) in [(Role::Activation, true), (Role::Persistent { region_dims: None }, false)] {
+        let classes = [with_role(&role), with_role(&role)];
+        let machine = Machine::new(&[&classes[0], &classes[1]], &[0, 1]);
+        let outcome = machine.explore(20_000, 0, || 0);
+        assert_eq!(matches!(outcome, Outcome::Same { all: true, .. }), safe, "{role:?}: {outcome:?}");
+        assert_eq!(checked(&classes, 0).is_ok(), safe, "{role:?}");
+    }
+}
+
 /// The machine lets one word stand for those that change together. It then has as many states as with all words, and the same result,
 /// also for graphs that are refused.
 #[test]

@@ -10,6 +10,7 @@ use taskgraph::task_graph::{
 };
 use taskgraph::{DType, EventId, Region};
 
+pub const EMPTY: u16 = 2;
 pub const COPY: u16 = 3;
 pub const SIGNAL: u16 = 4;
 pub const REDUCE: u16 = 5;
