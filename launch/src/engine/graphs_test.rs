@@ -147,3 +147,49 @@ fn ranks_are_alike_where_they_own_rows() {
         }
     }
 }
+
+/// The graphs of a model with one layer on two ranks.
+fn one_layer(max_seq_len: u32) -> (Vec<OpGraph>, GraphBuild) {
+    let mut json = shapes::config("qwen3-0.6b").unwrap();
+    json["num_hidden_layers"] = 1.into();
+    let config = parse_config("one-layer", "", json.as_object().unwrap(), || Ok(WeightDtype::Bf16)).unwrap();
+    let target = Target::cpu(2);
+    let pages = max_seq_len / 64;
+    let sizes = Sizes {
+        max_batch: 1,
+        max_seq_len,
+        page_size: 64,
+        pages_per_slot: pages,
+        num_pages: pages,
+        prefill_chunk: 16,
+    };
+    let options = GraphOptions::new(&config, &Runtime::default(), 0, 2, &target);
+    let build = GraphBuild { decode: BuildOptions::new(2, target), prefill: Placement::Static };
+    (op_graphs(&config, &sizes, &options), build)
+}
+
+/// If the proofs of single classes do not show that graphs may follow each other, the graphs are built again, and these decide.
+#[test]
+fn what_proofs_do_not_show_is_decided_by_the_graphs_of_all_ranks() {
+    let registry = kernels_cu::registry::registry();
+    let (good, options) = one_layer(1024);
+    assert!(good.len() > 1);
+    // The KV cache of the second graph is smaller than that of the first.
+    let bad = vec![good[0].clone(), one_layer(512).0.pop().unwrap()];
+    let proofs = |ops: &[OpGraph]| {
+        let spares = Spares::default();
+        let make = |builder: &Builder| builder.class(&spares);
+        let found = build_then(ops, &registry, &options, make, |class| proven(class, &spares)).unwrap().0;
+        assert!(found.iter().all(Option::is_some), "each graph is safe by itself");
+        found
+    };
+    let decided = |proofs, ops: &[OpGraph]| {
+        verify_proven(proofs, ops, &registry, &options).map_err(|error| error.to_string())
+    };
+    assert_eq!(decided(proofs(&good), &good), Ok(()));
+    assert_eq!(decided(proofs(&bad), &good), Ok(()));
+    assert_eq!(decided(vec![None, None], &good), Ok(()));
+    let error = decided(proofs(&bad), &bad).unwrap_err();
+    assert!(error.contains("lives across graphs"), "{error}");
+    assert_eq!(decided(vec![None, None], &bad), Err(error));
+}
