@@ -16,7 +16,7 @@ const ALIGN: u64 = 256;
 pub(crate) enum Area {
     /// Weights and constants.
     Constants,
-    /// Tensors that persist between iterations: the key-value cache, chosen tokens.
+    /// Tensors that persist between iterations, in the rank's own memory: the key-value cache, chosen tokens.
     Persistent,
     /// Inputs and activations in the rank's own memory.
     Activations,
@@ -78,7 +78,10 @@ impl TensorLayout {
                 };
                 let place = match (&tensor.role, tensor.space) {
                     (Role::Weight { .. } | Role::Constant, _) => share(Area::Constants, &mut constants),
-                    (Role::Persistent { .. }, _) => share(Area::Persistent, &mut persistent),
+                    (Role::Persistent { .. }, Space::Symmetric) => *shared
+                        .entry(&tensor.name)
+                        .or_insert(Place { area: Area::Heap, offset: heap_offset, bytes }),
+                    (Role::Persistent { .. }, Space::Device) => share(Area::Persistent, &mut persistent),
                     (_, Space::Symmetric) => Place { area: Area::Heap, offset: heap_offset, bytes },
                     (_, Space::Device) => {
                         let offset = match tensor.overlay {
@@ -169,4 +172,75 @@ pub(crate) fn flagged_activations<'a>(
         })
         .map(|(_, &slot)| slot)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::world::World;
+    use taskgraph::op_graph::{Capacity, Rows};
+    use taskgraph::task_graph::Placement;
+
+    fn graph(name: &str, tensors: &[(&str, Space, Role)]) -> TaskGraph {
+        let entry = |(name, space, role): &(&str, Space, Role)| TensorEntry {
+            name: (*name).into(),
+            dtype: DType::F32,
+            dims: vec![100],
+            strides: vec![1],
+            space: *space,
+            bytes: 400,
+            role: role.clone(),
+            parts: Vec::new(),
+            region_dims: vec![100],
+            tiled: false,
+            output: false,
+            rows: Rows::Fixed,
+            overlay: None,
+        };
+        TaskGraph {
+            name: name.into(),
+            rank: 0,
+            world: 1,
+            placement: Placement::Static,
+            backend: taskgraph::Backend::Cpu,
+            workers: 1,
+            capacity: Capacity { rows: 1, samples: 1, active: 1 },
+            type_names: Vec::new(),
+            ops: Vec::new(),
+            tensors: tensors.iter().map(entry).collect(),
+            variants: Vec::new(),
+            operands: Vec::new(),
+            tasks: Vec::new(),
+            events: Vec::new(),
+            worker_lists: Vec::new(),
+        }
+    }
+
+    /// The verifier assumes that a tensor that persists is the same memory in all graphs, and that peers may write it if it is
+    /// symmetric.
+    #[test]
+    fn a_persistent_tensor_has_one_place_and_is_in_the_heap_if_symmetric() {
+        let persistent = Role::Persistent { region_dims: None };
+        let kept = ("kept", Space::Symmetric, persistent.clone());
+        let own = ("own", Space::Device, persistent);
+        let sum = ("sum", Space::Symmetric, Role::Activation);
+        let graphs = [
+            graph("first", &[sum.clone(), kept.clone(), own.clone()]),
+            graph("second", &[own.clone(), kept, sum]),
+        ];
+        let heap = HeapLayout::agree(&World::single(), &graphs);
+        let layout = TensorLayout::new(&graphs, &heap).unwrap();
+        let place = |graph: usize, name: &str| {
+            let tensors = &graphs[graph].tensors;
+            layout.places[graph][tensors.iter().position(|t| t.name == name).unwrap()]
+        };
+        assert_eq!(place(0, "kept"), place(1, "kept"));
+        assert_eq!(place(0, "own"), place(1, "own"));
+        assert_eq!([place(0, "kept").area, place(0, "own").area], [Area::Heap, Area::Persistent]);
+        // A sum belongs to its graph.
+        let mut starts = [place(0, "kept"), place(0, "sum"), place(1, "sum")].map(|place| place.offset);
+        starts.sort_unstable();
+        assert!(starts.windows(2).all(|pair| pair[0] + 400 <= pair[1]), "{starts:?}");
+        assert!(starts[0] >= heap.protocol_bytes && starts[2] + 400 <= heap.bytes);
+    }
 }
