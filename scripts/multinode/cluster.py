@@ -57,7 +57,7 @@ class Cluster:
             net.set_up(port)
             net.inside(holder.pid, lambda address=f"{SUBNET}.{index + 1}": self._join(address))
             # A connection whose other end is gone fails after seconds, not after a quarter of an hour: mpirun's daemons then end.
-            subprocess.run([*self.enter(index + 1), "sh", "-c", "echo 5 >/proc/sys/net/ipv4/tcp_retries2 2>/dev/null || true"])
+            self.set_retries(index + 1, 5)
         self.relay = Relay([f"port{i + 1}" for i in range(count)], [h.pid for h in self.holders], *delay) if delay else None
         pids = " ".join(f"{name}) pid={holder.pid} cores={self.core_list(node)};;"
                         for node, (name, holder) in enumerate(zip(self.names, self.holders), 1))
@@ -92,6 +92,10 @@ class Cluster:
     def cut(self, node):
         """Cuts the node off: no packet goes to or from it any more."""
         net.set_up(f"port{node}", False)
+
+    def set_retries(self, node, count):
+        """How often a packet that nobody confirms is sent again before its connection fails."""
+        subprocess.run([*self.enter(node), "sh", "-c", f"echo {count} >/proc/sys/net/ipv4/tcp_retries2 2>/dev/null || true"])
 
     def core_list(self, node):
         return ",".join(map(str, self.cores[node - 1]))

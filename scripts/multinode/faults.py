@@ -26,8 +26,9 @@ def endless(folder):
     return path
 
 
-# Where mpirun notices a failure itself, it ends the ranks: they have some seconds then, not one, until it kills them.
-GENTLE = ["--mca", "odls_base_sigkill_timeout", "4"]
+# Where mpirun notices a failure itself, it ends the ranks: they have two seconds then, not one, until it kills them. mpirun and each daemon
+# sleep twice for that time, one after the other.
+GENTLE = ["--mca", "odls_base_sigkill_timeout", "2"]
 
 
 def start(cluster, program, hosts, options=()):
@@ -91,7 +92,10 @@ def link_cut(cluster, program, hosts):
     cluster.cut(2)
     took = await_ends(job, range(sum(hosts)), since)
     says(job, "node node2 is lost")
-    nothing_left(cluster, job, range(1, len(hosts) + 1), 40)
+    # Only mpirun and its daemons are left. They would wait for their dead connections for ten seconds more.
+    for node in range(1, len(hosts) + 1):
+        cluster.set_retries(node, 1)
+    nothing_left(cluster, job, range(1, len(hosts) + 1))
     return f"all ranks ended after {took:.1f} s"
 
 
