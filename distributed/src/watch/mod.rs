@@ -64,6 +64,8 @@ struct Shared {
     table: OnceLock<Table>,
     /// The ranks of other nodes, once they are known.
     elsewhere: OnceLock<Elsewhere>,
+    /// The launcher's process on this node. The watch's thread finds it.
+    launcher: OnceLock<Launcher>,
     /// Maximum duration of this rank's wait, in nanoseconds.
     limit: AtomicU64,
     /// A message about the lost rank.
@@ -105,6 +107,7 @@ impl Watch {
             own,
             table: OnceLock::new(),
             elsewhere: OnceLock::new(),
+            launcher: OnceLock::new(),
             limit: AtomicU64::new(NO_LIMIT),
             lost: Mutex::new(None),
             is_lost: AtomicBool::new(false),
@@ -320,6 +323,16 @@ impl Watch {
         }
         drop(waiting);
         self.set_state(State::Left);
+        // The rank may have ended because nobody reads its output any more, before the watch's next look.
+        if let Some((launcher, _)) = self.lost_launcher() {
+            self.clean_up_after(launcher);
+        }
+    }
+
+    /// The launcher's process, with a message, if it has ended.
+    fn lost_launcher(&self) -> Option<(u32, String)> {
+        let launcher = self.0.launcher.get()?;
+        Some((launcher.pid, launcher.gone()?))
     }
 
     /// Publishes this rank's state in the shared table.
@@ -367,7 +380,9 @@ impl Watch {
         let mut everybody = all_here.then_some(place.size);
         let mut observer = Observer::new(self.0.options.deadline, everybody);
         let namespace = own_namespace();
-        let launcher = Launcher::find();
+        if let Some(found) = Launcher::find() {
+            let _ = self.0.launcher.set(found);
+        }
         let mut last = Instant::now();
         let (mut held_up, mut proxy) = (None, (0, Duration::ZERO));
         // A rank of several nodes must say why it ends: the others may know less.
@@ -391,7 +406,7 @@ impl Watch {
                 everybody = Some(elsewhere.everybody);
                 observer.set_elsewhere(elsewhere.everybody, process::node_name());
             }
-            if let Some((launcher, gone)) = launcher.as_ref().and_then(|it| Some((it.pid, it.gone()?))) {
+            if let Some((launcher, gone)) = self.lost_launcher() {
                 if !std::mem::replace(&mut cleaned, true) {
                     self.clean_up_after(launcher);
                 }
