@@ -33,7 +33,7 @@ pub fn run(args: &Args, signals: Option<Watched>) -> i32 {
         return tell_once(&error);
     }
     let interrupts = signals.map(Interrupts::watch).unwrap_or_default();
-    // Every rank resolves the prompts, so that errors in them are found before anything is built.
+    // Rank 0 resolves the prompts now, so that errors in them are found before anything is built.
     let asked = Arc::new(Mutex::new(Asked::Requests(Vec::new())));
     let (of_engine, own_args) = (asked.clone(), args.clone());
     let inspect = move |opened: &Opened<'_>| {
@@ -129,6 +129,9 @@ impl Asked {
         }
         let in_force = args.sampling.in_force(opened.model, opened.source)?;
         opened.sampling.set(!in_force.sampling.is_greedy());
+        if opened.rank > 0 {
+            return Ok(Asked::Requests(Vec::new()));
+        }
         if !opened.model.generate.stop.is_empty() && opened.source.tokenizer.is_none() {
             return Err(AppError::input(
                 "--stop and generate.stop need a tokenizer, but the model has no tokenizer.json",

@@ -295,18 +295,23 @@ fn verify_all(all: &[RankGraphs], options: &GraphBuild) -> Result<(), AppError> 
 }
 
 /// Collective: each rank builds its own graphs. Where they were not proven before, rank 0 builds and verifies those of
-/// all ranks, and the digests are compared.
-pub fn build_together(world: &World, ops: &[OpGraph], options: &GraphBuild) -> Result<Vec<TaskGraph>, Error> {
+/// all ranks, and the digests are compared. Returns this rank's graphs with their digests.
+pub fn build_together(
+    world: &World,
+    ops: &[OpGraph],
+    options: &GraphBuild,
+) -> Result<(Vec<TaskGraph>, Vec<u64>), Error> {
     let registry = kernels_cu::registry::registry();
     let rank = world.rank();
     let (own, remarks) = together(world, build(ops, &registry, options, |builder| builder.rank(rank)))?;
     remarks.log();
-    let found = world.gather(digests(&own).iter().flat_map(|d| d.to_le_bytes()).collect());
+    let digests = digests(&own);
+    let found = world.gather(digests.iter().flat_map(|d| d.to_le_bytes()).collect());
     let found: Vec<u64> =
         found.iter().flat_map(|bytes| bytes.as_chunks().0.iter().map(|d| u64::from_le_bytes(*d))).collect();
     let proven = if rank == 0 { prove(ops, &registry, options, &own, &found) } else { Ok(()) };
     together(world, proven)?;
-    Ok(own)
+    Ok((own, digests))
 }
 
 /// Proves the graphs with the digests `found`, rank by rank. `own` are those of rank 0.

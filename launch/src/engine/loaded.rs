@@ -4,7 +4,7 @@ use crate::engine::agreement::together;
 use crate::engine::backend::Backend;
 use crate::engine::config::RunConfig;
 use crate::engine::error::Error;
-use crate::engine::graphs::{build_options, build_together, check_ranks, digests};
+use crate::engine::graphs::{build_options, build_together, check_ranks};
 use crate::engine::launch::{load, run_options};
 use crate::engine::same::{same_model, same_options};
 use crate::engine::sampling::SamplingParams;
@@ -41,7 +41,9 @@ const MOST_AHEAD: u64 = 1 << 17;
 pub struct Opened<'a> {
     /// model.json after overrides.
     pub model: &'a ModelJson,
-    /// Configuration, weights and tokenizer.
+    /// This rank. Requests come from rank 0, so only rank 0 needs to look at them.
+    pub rank: u32,
+    /// Configuration, weights, and on rank 0 the tokenizer.
     pub source: &'a Model,
     /// The limits that requests are checked against.
     pub limits: Limits,
@@ -82,7 +84,7 @@ pub struct Info {
     pub defaults: SamplingParams,
     /// Ids that end a sequence.
     pub eos: Vec<u32>,
-    /// The checkpoint's tokenizer, if it has one.
+    /// On rank 0: the checkpoint's tokenizer, if it has one.
     pub tokenizer: Option<Tokenizer>,
     /// Times of the start.
     pub start: Start,
@@ -148,7 +150,7 @@ pub(crate) fn load_all(
 /// Reads and checks everything that needs no other rank.
 fn open(world: &World, spec: &ModelSpec, config: &RunConfig) -> Result<(ModelJson, ModelSource), AppError> {
     let model = spec.open()?;
-    let source = ModelSource::open(&model)?;
+    let source = ModelSource::open_on(&model, world.rank())?;
     if let ModelSource::Model(model) = &source {
         check_ranks(model, world.size())?;
     }
@@ -170,7 +172,8 @@ fn tokens(
     world.phase("requests");
     let inspected = model.sizes(&source.config).map_err(AppError::from).and_then(|sizes| {
         let limits = Limits::new(&sizes, source.config.vocab_size, model.max_new_tokens());
-        let opened = Opened { model: &model, source: &source, limits, sampling: Cell::new(config.sampling) };
+        let (rank, sampling) = (world.rank(), Cell::new(config.sampling));
+        let opened = Opened { model: &model, rank, source: &source, limits, sampling };
         inspect(&opened)?;
         let (sampling, defaults) = (opened.sampling.get(), defaults(&model, &source)?);
         // A greedy engine refuses requests that sample, so the model's values cannot be its defaults.
@@ -195,11 +198,10 @@ fn tokens(
         .with_sampling(sampling);
     let ops = families::op_graphs(&source.config, &sizes, &options);
     let build = together(world, build_options(config, &model, world.nodes(), target))?;
-    let graphs = build_together(world, &ops, &build)?;
+    let (graphs, digests) = build_together(world, &ops, &build)?;
     tracing::info!("graphs built and verified: {:.2} s", building.elapsed().as_secs_f64());
 
-    let graphs_digest =
-        xxh3_64(&digests(&graphs).into_iter().flat_map(u64::to_le_bytes).collect::<Vec<u8>>());
+    let graphs_digest = xxh3_64(&digests.into_iter().flat_map(u64::to_le_bytes).collect::<Vec<u8>>());
     let names = graphs.last().map(|g| g.ops.clone()).unwrap_or_default();
     let run_options = together(world, run_options(config, &names))?;
     let plan = plan(config, &model, &sizes, top_k, &source.config.eos);

@@ -149,7 +149,7 @@ impl UserGraph {
         // Memory is allocated only now, when the shapes are known to be consistent.
         let mut values = together(world, values(model, &ops[0], &sources, random, world.rank()))?;
         ops[0] = together(world, fold(&ops[0], &mut values, &registry, &options.decode))?;
-        let graphs = build_together(world, &ops, &options)?;
+        let (graphs, _) = build_together(world, &ops, &options)?;
         let run_options = together(world, run_options(config, &graphs[0].ops))?;
         let [graph] = ops;
         let loaded = UserGraph { graph, sharded, values: WeightSource::Values(values), sequences };

@@ -35,7 +35,7 @@ pub struct Model {
     pub config: ModelConfig,
     /// The source of the weights.
     pub weights: WeightSource,
-    /// The checkpoint's tokenizer, if it has one.
+    /// The checkpoint's tokenizer, if it has one and was read ([`ModelSource::open_on`]).
     pub tokenizer: Option<Tokenizer>,
 }
 
@@ -46,6 +46,15 @@ impl ModelSource {
     /// Any error of [`Checkpoint::open`], [`Checkpoint::validate`], [`families::read_config`],
     /// [`families::parse_config`] or [`Tokenizer::open`].
     pub fn open(model: &ModelJson) -> Result<Self, InputError> {
+        Self::open_on(model, 0)
+    }
+
+    /// The same on a rank of a job. All text is rank 0's, so the other ranks do not read the tokenizer, which may take longer than all
+    /// other files.
+    ///
+    /// # Errors
+    /// Those of [`ModelSource::open`].
+    pub fn open_on(model: &ModelJson, rank: u32) -> Result<Self, InputError> {
         let random = model.weights.as_ref().map(|w| RandomWeights::new(w.random.seed));
         if let Some(folder) = model.checkpoint_folder() {
             std::fs::read_dir(&folder).map_err(|error| no_folder(&folder, error))?;
@@ -63,7 +72,7 @@ impl ModelSource {
                 None => Checkpoint::open(&folder)?,
             };
             checkpoint.validate(&config, &families::tensors(&config))?;
-            let tokenizer = Tokenizer::open(&folder)?;
+            let tokenizer = if rank == 0 { Tokenizer::open(&folder)? } else { None };
             let weights = WeightSource::Checkpoint(checkpoint);
             return Ok(Self::Model(Box::new(Model { config, weights, tokenizer })));
         }
@@ -121,6 +130,27 @@ mod tests {
             assert_eq!(source.config.architecture(), architecture);
             model.sizes(&source.config).unwrap();
         }
+    }
+
+    /// Requests and their text are rank 0's, so a damaged tokenizer concerns rank 0 only.
+    #[test]
+    fn only_rank_0_reads_the_tokenizer() {
+        let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/qwen3");
+        let folder = tempfile::tempdir().unwrap();
+        for file in std::fs::read_dir(fixture).unwrap().map(Result::unwrap) {
+            std::fs::copy(file.path(), folder.path().join(file.file_name())).unwrap();
+        }
+        let text = serde_json::json!({"schema": "mpk-model/1", "checkpoint": folder.path()}).to_string();
+        let model = ModelJson::parse(Path::new("m.json"), text.as_bytes()).unwrap();
+        let open = |rank| match ModelSource::open_on(&model, rank) {
+            Ok(ModelSource::Model(source)) => Ok(source.tokenizer.is_some()),
+            Ok(ModelSource::Graph { .. }) => panic!("a checkpoint, not a graph"),
+            Err(error) => Err(error.to_string()),
+        };
+        assert_eq!((open(0), open(1)), (Ok(false), Ok(false)), "there is none");
+        std::fs::write(folder.path().join("tokenizer.json"), "{").unwrap();
+        assert_eq!(open(1), Ok(false));
+        assert!(open(0).unwrap_err().contains("tokenizer.json"));
     }
 
     #[test]

@@ -14,7 +14,7 @@ use crate::registry::Registry;
 use crate::split::Sharding;
 use crate::target::Target;
 use crate::task_type::{ExpansionOperand, LocalOp, OpView, OperandView, Partition, TaskType, TensorType};
-use std::collections::HashMap;
+use rustc_hash::FxHashMap;
 use std::fmt::Write;
 use std::sync::Arc;
 
@@ -26,7 +26,7 @@ pub(crate) struct Classes<'a> {
     world: u32,
     layouts: &'a Layouts,
     turned_rows: Option<u64>,
-    by_key: HashMap<String, Arc<Vec<LocalClass>>>,
+    by_key: FxHashMap<String, Arc<Vec<LocalClass>>>,
 }
 
 impl<'a> Classes<'a> {
@@ -37,7 +37,7 @@ impl<'a> Classes<'a> {
         world: u32,
         layouts: &'a Layouts,
     ) -> Self {
-        Classes { graph, registry, target, world, layouts, turned_rows: None, by_key: HashMap::new() }
+        Classes { graph, registry, target, world, layouts, turned_rows: None, by_key: FxHashMap::default() }
     }
 
     /// From now on, the tasks of blocks of rows are ordered such that ranks are alike when these blocks are turned. `rows` is the number
@@ -104,7 +104,7 @@ impl<'a> Classes<'a> {
     ) -> Result<Vec<LocalClass>, Failure> {
         let mut ranks: Vec<LocalClass> = Vec::with_capacity(self.world as usize);
         // A rank that is cut like an earlier one with the same share uses its parts, so that analyses are shared too.
-        let mut done: HashMap<Vec<u64>, usize> = HashMap::new();
+        let mut done: FxHashMap<Vec<u64>, usize> = FxHashMap::default();
         for rank in 0..self.world {
             let mut local = local_op(view, rank, self.world);
             self.layouts.apply(&op.inputs, &op.outputs, &mut local);

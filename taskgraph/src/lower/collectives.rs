@@ -12,8 +12,7 @@ use crate::region::{MAX_DIMS, Region};
 use crate::registry::Registry;
 use crate::task_graph::core_types;
 use crate::task_type::{Access, ExpansionOperand, OpView, TaskSpec, TaskType};
-use rustc_hash::FxHashSet;
-use std::collections::{HashMap, HashSet};
+use rustc_hash::{FxHashMap, FxHashSet};
 use std::fmt::Write;
 use std::sync::Arc;
 
@@ -41,8 +40,8 @@ pub(crate) fn cut_collectives(
     rows: &[SumRows],
     parts: &mut Vec<Part>,
 ) -> Result<Vec<Option<Arc<Cut>>>, BuildError> {
-    let mut by_key: HashMap<String, Arc<Cut>> = HashMap::new();
-    let mut placed: HashSet<u32> = HashSet::new();
+    let mut by_key: FxHashMap<String, Arc<Cut>> = FxHashMap::default();
+    let mut placed: FxHashSet<u32> = FxHashSet::default();
     graph
         .ops
         .iter()
@@ -268,7 +267,7 @@ fn check(lowered: Lowered, view: &OpView<'_>, world: u32) -> Result<Lowered, cra
                 if exchange.sends.len() != world as usize {
                     return wrong(format!("sends of {} ranks, not {world}", exchange.sends.len()));
                 }
-                let mut events: Vec<HashSet<u32>> = vec![HashSet::new(); world as usize];
+                let mut events: Vec<FxHashSet<u32>> = vec![FxHashSet::default(); world as usize];
                 for (rank, send) in
                     exchange.sends.iter().enumerate().flat_map(|(r, l)| l.iter().map(move |s| (r, s)))
                 {

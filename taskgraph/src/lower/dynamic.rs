@@ -2,14 +2,14 @@
 
 use crate::ids::EventId;
 use crate::task_graph::{Event, EventType, Task, TaskGraph};
+use rustc_hash::FxHashMap;
 use smallvec::{SmallVec, smallvec};
-use std::collections::HashMap;
 
 /// Adds `empty` tasks for tasks that wait for several events. Then orders tasks so that those of one event are contiguous, and
 /// sets what each event launches.
 pub(crate) fn launch_by_one_event(graph: &mut TaskGraph, empty_variant: u16, empty_type: u16) {
     let rank = graph.rank as u16;
-    let mut joined: HashMap<SmallVec<[u32; 2]>, u32> = HashMap::new();
+    let mut joined: FxHashMap<SmallVec<[u32; 2]>, u32> = FxHashMap::default();
     let mut fan_in: Vec<Task> = Vec::new();
     for task in &mut graph.tasks[2..] {
         if task.dependencies.len() < 2 {

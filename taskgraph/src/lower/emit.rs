@@ -13,8 +13,8 @@ use crate::error::BuildError;
 use crate::ids::EventId;
 use crate::task_graph::{Event, EventType, Placement, Task, TaskGraph, Variant, core_types};
 use crate::verify::{Comparing, Repeat, TaskColumns, TaskShape};
+use rustc_hash::FxHashMap;
 use smallvec::{SmallVec, smallvec};
-use std::collections::HashMap;
 
 /// Indices in [`core_types::ALL`], and so in [`TaskGraph::type_names`].
 const TERMINATE: u16 = 0;
@@ -75,7 +75,7 @@ struct Emitter<'a, 'c, 'g> {
     /// For each tensor of the plan, the tensor whose memory it uses.
     home: &'a [u32],
     graph: TaskGraph,
-    variants: HashMap<Variant, u16>,
+    variants: FxHashMap<Variant, u16>,
     /// Operands of earlier slots.
     blocks: Blocks,
     compared: Option<&'c mut Comparing<'g>>,
@@ -145,7 +145,7 @@ impl<'a, 'c, 'g> Emitter<'a, 'c, 'g> {
             entries: entries(plan, memory, rank),
             home: &memory.home,
             graph,
-            variants: HashMap::new(),
+            variants: FxHashMap::default(),
             blocks: Blocks::new(plan),
             compared,
             operands: 0,

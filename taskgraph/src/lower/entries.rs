@@ -8,7 +8,7 @@ use crate::op_graph::{Role, Rows, Tensor};
 use crate::region::MAX_DIMS;
 use crate::split::Sharding;
 use crate::task_graph::{LocalPart, Overlay, Space, TensorEntry};
-use std::collections::HashSet;
+use rustc_hash::FxHashSet;
 
 /// The entries of one rank, and the entry of each tensor of the plan ([`NONE`] if it has none).
 pub(crate) struct Entries {
@@ -29,7 +29,7 @@ pub(crate) fn entries(plan: &Plan, memory: &Memory, rank: u32) -> Entries {
         tile_k: plan.options.target.backend.tile_k(),
     };
     // A temporary may have the same name as a tensor of the user's.
-    let mut names: HashSet<String> = HashSet::new();
+    let mut names: FxHashSet<String> = FxHashSet::default();
     for (index, tensor) in plan.tensors.iter().enumerate() {
         if !memory.used[index] || tensor.alias.is_some() {
             continue;

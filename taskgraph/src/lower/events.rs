@@ -9,8 +9,8 @@ use crate::dtype::DType;
 use crate::ids::EventId;
 use crate::op_graph::Rows;
 use crate::task_graph::{Placement, core_types};
+use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
-use std::collections::HashMap;
 use std::rc::Rc;
 
 /// Two slots that access the same tensor, the later one after the earlier one. At least one of them writes.
@@ -176,13 +176,13 @@ pub(crate) fn analyse(plan: &Plan, links: &Links, rank: u32) -> Analysis {
         unwatched: Vec::new(),
         flags: vec![0; links.all.len()],
         partner: vec![NONE; links.all.len()],
-        joint: HashMap::new(),
-        groupings: HashMap::new(),
+        joint: FxHashMap::default(),
+        groupings: FxHashMap::default(),
         first_task,
         dynamic: plan.options.placement == Placement::Dynamic,
     };
-    let mut cache: HashMap<Touching, Rc<Overlap>> = HashMap::new();
-    let mut certain_flags: HashMap<Touching, u8> = HashMap::new();
+    let mut cache: FxHashMap<Touching, Rc<Overlap>> = FxHashMap::default();
+    let mut certain_flags: FxHashMap<Touching, u8> = FxHashMap::default();
     for (index, slot) in plan.slots.iter().enumerate() {
         let Some(part) = plan.part(rank, index) else { continue };
         let n = part.tasks.len();
@@ -257,8 +257,8 @@ struct Builder {
     flags: Vec<u8>,
     partner: Vec<u32>,
     /// By later slot and tensor: which tasks of the slot wait for some writer of the tensor, and the links through which they do.
-    joint: HashMap<(u32, u32), (Vec<bool>, Vec<usize>)>,
-    groupings: HashMap<GroupingKey, Rc<Grouping>>,
+    joint: FxHashMap<(u32, u32), (Vec<bool>, Vec<usize>)>,
+    groupings: FxHashMap<GroupingKey, Rc<Grouping>>,
     dynamic: bool,
 }
 

@@ -7,17 +7,17 @@ use crate::options::BuildOptions;
 use crate::passes::op_view;
 use crate::registry::Registry;
 use crate::task_type::{LocalOp, TensorType};
-use std::collections::HashMap;
+use rustc_hash::FxHashMap;
 
 /// The local type on each rank, for tensors whose type differs from their sharding's.
 #[derive(Debug, Default)]
-pub(crate) struct Layouts(HashMap<u32, Vec<TensorType>>);
+pub(crate) struct Layouts(FxHashMap<u32, Vec<TensorType>>);
 
 impl Layouts {
     /// For a graph that has been sharded and fused.
     pub fn new(graph: &OpGraph, registry: &Registry, options: &BuildOptions, uses: &Uses) -> Self {
         let mut layouts = Layouts::default();
-        let mut readers: HashMap<u32, Vec<(&Op, usize)>> = HashMap::new();
+        let mut readers: FxHashMap<u32, Vec<(&Op, usize)>> = FxHashMap::default();
         for reader in &graph.ops {
             for (input, &tensor) in reader.inputs.iter().enumerate() {
                 readers.entry(tensor).or_default().push((reader, input));

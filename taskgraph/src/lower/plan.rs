@@ -16,7 +16,7 @@ use crate::registry::Registry;
 use crate::split::Sharding;
 use crate::task_graph::Space;
 use crate::task_type::ExpansionOperand;
-use std::collections::HashMap;
+use rustc_hash::FxHashMap;
 use std::sync::Arc;
 
 /// The plan that all ranks share; see the module's documentation.
@@ -62,9 +62,9 @@ impl Plan {
             }
         }
         // Buffers of collectives whose input is pushed. They must exist before the operator that pushes.
-        let mut pushed_into: HashMap<usize, Vec<u32>> = HashMap::new();
+        let mut pushed_into: FxHashMap<usize, Vec<u32>> = FxHashMap::default();
         // The first copies of collectives, by their output.
-        let mut first_copy: HashMap<u32, u32> = HashMap::new();
+        let mut first_copy: FxHashMap<u32, u32> = FxHashMap::default();
         for (index, op) in graph.ops.iter().enumerate() {
             if let Some(cut) = &cuts[index] {
                 plan.op_names.push(op.name.clone());

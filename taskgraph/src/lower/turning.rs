@@ -9,7 +9,7 @@ use crate::blocks::Blocks;
 use crate::region::Region;
 use crate::task_type::{Access, ExpansionOperand, TaskSpec, TensorType};
 use crate::trust::Trust;
-use std::collections::HashMap;
+use rustc_hash::FxHashMap;
 
 /// Reorders the tasks of each rank. `outputs`: the operator's outputs on rank 0. `rows`: blocks of this many rows have owners, so a step
 /// that writes such rows begins with the rank's own. `dealt`: an output that goes to the owners of these blocks. The step that writes it
@@ -79,7 +79,7 @@ fn turned(tasks: &[TaskSpec], operand: usize, blocks: Blocks, world: u32, by: u3
         let write = writes.next()?;
         (writes.next().is_none() && write.trust.is_none()).then_some((write.operand, write.region))
     };
-    let at: HashMap<(u8, Region), &TaskSpec> =
+    let at: FxHashMap<(u8, Region), &TaskSpec> =
         tasks.iter().map(|task| Some((written(task)?, task))).collect::<Option<_>>()?;
     let place = |task: &TaskSpec| {
         let (operand, region) = written(task)?;
