@@ -158,7 +158,7 @@ impl Case {
         if finished.elapsed > latest && !freed {
             return wrong("it ended late");
         }
-        // A second Ctrl-C ends mpirun before it has removed its own folder.
+        // A second Ctrl-C ends mpirun before it has removed its own folder. Ranks that run then remove it.
         let may_stay = |path: &Path| launcher::is_its_own(path) && (self.ends_mpirun() || freed);
         let own = finished.in_temporary.iter().find(|path| !may_stay(path));
         if !finished.orphans.is_empty() || own.is_some() {
