@@ -6,7 +6,23 @@ use crate::model::error::InputError;
 
 /// Parses `bytes`. A syntax error names the line and column in `file`.
 pub(crate) fn parse(file: &str, bytes: &[u8]) -> Result<Value, InputError> {
-    serde_json::from_slice(bytes).map_err(|e| syntax_error(file, &e))
+    serde_json::from_slice(bytes).map_err(|error| match not_json(bytes) {
+        Some(problem) => InputError::field(file, ".", problem),
+        None => syntax_error(file, &error),
+    })
+}
+
+/// What a file is that the parser would refuse at its first byte, without saying why.
+fn not_json(bytes: &[u8]) -> Option<&'static str> {
+    match bytes {
+        [] => Some("is empty"),
+        [0xef, 0xbb, 0xbf, ..] => Some("begins with a byte order mark; save it as UTF-8 without one"),
+        [0xff, 0xfe, ..] | [0xfe, 0xff, ..] => Some("is UTF-16; save it as UTF-8"),
+        _ if bytes.starts_with(b"version https://git-lfs") => {
+            Some("is a Git LFS pointer, not the file itself; run `git lfs pull`")
+        }
+        _ => None,
+    }
 }
 
 /// Parses the JSON object in `bytes`.
@@ -172,5 +188,26 @@ impl<'a> Fields<'a> {
             })?);
         }
         Ok(Some(strings))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_that_fail_at_their_first_byte_say_what_they_are() {
+        for (bytes, problem) in [
+            (&b""[..], "x.json: is empty"),
+            (b"\xef\xbb\xbf{}", "x.json: begins with a byte order mark; save it as UTF-8 without one"),
+            (b"\xff\xfe{\0}\0", "x.json: is UTF-16; save it as UTF-8"),
+            (
+                b"version https://git-lfs.github.com/spec/v1\noid sha256:00\n",
+                "x.json: is a Git LFS pointer, not the file itself; run `git lfs pull`",
+            ),
+            (b"{\n1}", "x.json:2:1: not valid JSON: key must be a string"),
+        ] {
+            assert_eq!(parse("x.json", bytes).unwrap_err().to_string(), problem);
+        }
     }
 }

@@ -23,7 +23,7 @@ pub fn open(model: &Path) -> Result<ModelJson, InputError> {
 
 fn checkpoint(folder: &Path) -> Result<ModelJson, InputError> {
     let config = folder.join("config.json");
-    if !config.exists() {
+    if !files::is_there(&config) {
         // Giving the folder of a model.json is a likely mistake.
         let file = folder.join("model.json");
         let fix = match file.exists() {
@@ -78,7 +78,7 @@ fn in_cache(name: &str, cache: &Option<PathBuf>) -> Result<PathBuf, InputError> 
     })?;
     let revision = String::from_utf8_lossy(&revision);
     let snapshot = repository.join("snapshots").join(revision.trim());
-    if !snapshot.join("config.json").exists() {
+    if !files::is_there(&snapshot.join("config.json")) {
         return Err(missing(format!("{} is incomplete: it has no config.json", snapshot.display())));
     }
     Ok(snapshot)

@@ -92,7 +92,7 @@ fn json_errors_name_line_and_column() {
         &raw("{\n  \"schema\": \"mpk-model/1\",\n  \"checkpoint\" \".\"\n}"),
         &["model.json:3:16"],
     );
-    model_refused("empty file", &raw(""), &["model.json:1:0", "JSON"]);
+    model_refused("empty file", &raw(""), &["model.json: is empty"]);
     model_refused("cut off", &raw("{\"schema\": \"mpk-model/1\",\n"), &["model.json:2:0", "JSON"]);
     model_refused("not an object", &raw("[1]"), &["expected an object"]);
     model_refused("not text", &raw("\u{1}\u{2}"), &["model.json:1:1"]);

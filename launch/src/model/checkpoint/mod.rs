@@ -51,13 +51,22 @@ impl Checkpoint {
         std::fs::read_dir(folder).map_err(|e| InputError::unreadable(folder, e))?;
         let single = folder.join(SINGLE_FILE);
         let index = folder.join(INDEX_FILE);
-        if single.exists() || !index.exists() {
+        if files::is_there(&single) || !files::is_there(&index) {
             return Self::open_single(folder, &single);
         }
         let by_shard = read_index(&index)?;
         let mut checkpoint = Self { folder: folder.into(), shards: Vec::new(), tensors: HashMap::new() };
         for (name, tensors) in by_shard {
-            let shard = Shard::open(&folder.join(&name))?;
+            let path = folder.join(&name);
+            if !files::is_there(&path) {
+                let problem = format!("is missing, although {INDEX_FILE} lists it");
+                return Err(InputError::Checkpoint {
+                    path,
+                    problem,
+                    fix: download(folder, "download the file"),
+                });
+            }
+            let shard = Shard::open(&path)?;
             for tensor in tensors {
                 if shard.info(&tensor).is_none() {
                     return Err(InputError::Tensor {
@@ -74,14 +83,11 @@ impl Checkpoint {
     }
 
     fn open_single(folder: &Path, path: &Path) -> Result<Self, InputError> {
-        if !path.exists() {
+        if !files::is_there(path) {
             return Err(InputError::Checkpoint {
                 path: folder.into(),
                 problem: format!("holds neither {SINGLE_FILE} nor {INDEX_FILE}"),
-                fix: match hub_name(folder) {
-                    Some(name) => format!("download the weights with `hf download {name}`"),
-                    None => "use a folder with a Hugging Face checkpoint in safetensors format".into(),
-                },
+                fix: download(folder, "use a folder with a Hugging Face checkpoint in safetensors format"),
             });
         }
         let shard = Shard::open(path)?;
@@ -183,6 +189,14 @@ impl Checkpoint {
             );
         }
         Ok(())
+    }
+}
+
+/// How to get the weights of `folder`, or `otherwise` if it is not in the Hugging Face cache.
+fn download(folder: &Path, otherwise: &str) -> String {
+    match hub_name(folder) {
+        Some(name) => format!("download the weights with `hf download {name}`"),
+        None => otherwise.into(),
     }
 }
 

@@ -136,7 +136,13 @@ fn shards_are_found_by_the_index() {
     assert!(["`c`", "s2.safetensors", "index"].iter().all(|n| message.contains(n)), "{message}");
     index(json!({"a": "s3.safetensors"}));
     let message = open(folder.path()).unwrap_err();
-    assert!(message.contains("s3.safetensors") && message.contains("cannot read"), "{message}");
+    assert!(
+        message.ends_with("s3.safetensors: is missing, although model.safetensors.index.json lists it"),
+        "{message}"
+    );
+    std::os::unix::fs::symlink("../blobs/3", folder.path().join("s3.safetensors")).unwrap();
+    let message = open(folder.path()).unwrap_err();
+    assert!(message.ends_with("it is a link to ../blobs/3, which does not exist"), "{message}");
     let outside = folder.path().join("s1.safetensors").display().to_string();
     for name in ["../s1.safetensors", "x/../../s1.safetensors", &outside, "", ".", "..", "a\0b", "..\\s1"] {
         index(json!({"a": name}));

@@ -37,6 +37,11 @@ pub fn read_if_there(path: &Path) -> Result<Option<Vec<u8>>, InputError> {
     }
 }
 
+/// True if `path` is there in any form, even as a link to nothing. [`open`] and [`read`] say what is wrong with it.
+pub fn is_there(path: &Path) -> bool {
+    fs::symlink_metadata(path).is_ok()
+}
+
 fn read_regular(path: &Path) -> io::Result<Vec<u8>> {
     let file = open_regular(path)?;
     let length = file.metadata()?.len();
@@ -54,7 +59,15 @@ fn read_regular(path: &Path) -> io::Result<Vec<u8>> {
 }
 
 fn open_regular(path: &Path) -> io::Result<File> {
-    refuse_others(&fs::metadata(path)?)?;
+    let metadata = fs::metadata(path).map_err(|error| match fs::read_link(path) {
+        // An incomplete download leaves such links. It must not count as a file that was never there.
+        Ok(target) if error.kind() == ErrorKind::NotFound => {
+            let problem = format!("it is a link to {}, which does not exist", target.display());
+            io::Error::new(ErrorKind::InvalidInput, problem)
+        }
+        _ => error,
+    })?;
+    refuse_others(&metadata)?;
     // Another file may have taken its place since. These flags neither wait for its writer nor make it our terminal.
     let flags = libc::O_NONBLOCK | libc::O_NOCTTY;
     let file = OpenOptions::new().read(true).custom_flags(flags).open(path)?;

@@ -178,6 +178,19 @@ fn inputs_that_are_no_regular_files_are_refused_unread() {
     assert_eq!(read(&folder.path().join("file")).unwrap(), b"text");
 }
 
+/// An interrupted download leaves links to nothing in the Hugging Face cache.
+#[test]
+fn a_link_to_nothing_is_not_a_missing_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("tokenizer.json");
+    symlink("../blobs/0123", &path).unwrap();
+    assert!(is_there(&path) && !is_there(&folder.path().join("other.json")));
+    for error in [read(&path).unwrap_err(), open(&path).unwrap_err(), read_if_there(&path).unwrap_err()] {
+        assert_eq!(error.exit_status(), 2);
+        assert!(error.to_string().ends_with("a link to ../blobs/0123, which does not exist"), "{error}");
+    }
+}
+
 #[test]
 fn a_text_file_of_more_than_a_gigabyte_is_not_read() {
     let file = tempfile::NamedTempFile::new().unwrap();

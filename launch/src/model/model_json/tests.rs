@@ -133,7 +133,7 @@ fn each_class_of_graphs_may_have_its_placement() {
 fn mistakes_are_named() {
     for (text, names) in [
         ("{\n  \"schema\": \"mpk-model/1\",\n  oops\n}", &["dir/model.json:3:3", "not valid JSON"][..]),
-        ("", &["dir/model.json:1:0", "EOF"]),
+        ("", &["dir/model.json: is empty"]),
         ("[]", &["expected an object", "a list"]),
         (
             r#"{"schema": "mpk-model/1", "max_batch": "8"}"#,
