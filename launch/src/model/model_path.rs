@@ -17,8 +17,18 @@ pub fn open(model: &Path) -> Result<ModelJson, InputError> {
     }
     match hub_name(model) {
         Some(name) if !model.exists() => checkpoint(&in_cache(name, &caches())?),
+        None if is_word(model) && !files::is_there(model) => Err(InputError::Checkpoint {
+            path: model.into(),
+            problem: "there is no such file or folder".into(),
+            fix: "give a model.json, a Hugging Face folder, or a hub name such as Qwen/Qwen3-8B".into(),
+        }),
         _ => ModelJson::read_unchecked(model),
     }
+}
+
+/// True for a name such as `Qwen3-8B`: likely a hub name without its organisation.
+fn is_word(model: &Path) -> bool {
+    model.components().count() == 1 && model.extension().is_none_or(|extension| extension != "json")
 }
 
 fn checkpoint(folder: &Path) -> Result<ModelJson, InputError> {
@@ -116,6 +126,13 @@ mod tests {
         std::fs::write(snapshot.join("config.json"), "{}").unwrap();
         assert_eq!(in_cache("Qwen/Qwen3-8B", &some).unwrap(), snapshot);
         assert!(in_cache("a/b", &None).unwrap_err().whole().contains("HF_HOME"));
+    }
+
+    #[test]
+    fn a_single_word_that_is_no_file_may_lack_its_organisation() {
+        let message = open(Path::new("Qwen3-8B")).unwrap_err().whole();
+        assert!(message.contains("a hub name such as Qwen/Qwen3-8B"), "{message}");
+        assert!(open(Path::new("none.json")).unwrap_err().whole().contains("cannot read none.json"));
     }
 
     #[test]

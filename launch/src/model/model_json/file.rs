@@ -228,6 +228,10 @@ impl ModelJson {
             path: folder.into(),
         }
     }
+            None if object.contains_key("architectures") => {
+                let problem = "this is a Hugging Face config.json, not a model.json; give its folder instead";
+                return Err(InputError::field(&file, ".", problem));
+            }
 
     /// Checks the text of a model.json. `path` is used in messages and for relative paths.
     ///
@@ -395,7 +399,8 @@ impl ModelJson {
     /// The checkpoint's folder, resolved against the folder of model.json.
     pub fn checkpoint_folder(&self) -> Option<PathBuf> {
         let folder = self.checkpoint.as_ref()?;
-        Some(self.path.parent().unwrap_or(Path::new("")).join(folder))
+        // Without the "." of `"checkpoint": "."`, which messages would show.
+        Some(self.path.parent().unwrap_or(Path::new("")).join(folder).components().collect())
     }
 
     /// `max_batch` or its default.

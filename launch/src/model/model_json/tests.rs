@@ -85,6 +85,8 @@ fn the_designs_example() {
 fn only_schema_and_a_source_are_required() {
     let model = parse(r#"{"schema": "mpk-model/1", "checkpoint": "/abs"}"#).unwrap();
     assert_eq!(model.checkpoint_folder().unwrap(), Path::new("/abs"));
+    let model = parse(r#"{"schema": "mpk-model/1", "checkpoint": "."}"#).unwrap();
+    assert_eq!(model.checkpoint_folder().unwrap().as_os_str(), "dir");
     assert_eq!(model.sizes(&config(json!({}))).unwrap().max_seq_len, 2048);
     let long = config(json!({"max_position_embeddings": 131072}));
     assert_eq!(model.sizes(&long).unwrap().max_seq_len, 4096);
@@ -135,6 +137,7 @@ fn mistakes_are_named() {
         ("{\n  \"schema\": \"mpk-model/1\",\n  oops\n}", &["dir/model.json:3:3", "not valid JSON"][..]),
         ("", &["dir/model.json: is empty"]),
         ("[]", &["expected an object", "a list"]),
+        (r#"{"architectures": ["LlamaForCausalLM"]}"#, &["config.json", "give its folder"]),
         (
             r#"{"schema": "mpk-model/1", "max_batch": "8"}"#,
             &["`max_batch`", "expected a whole number from 0"],
