@@ -10,6 +10,7 @@ use futures_util::StreamExt;
 use serde::de::DeserializeOwned;
 use std::sync::Arc;
 use std::time::Duration;
+use taskgraph::json::plain;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::timeout;
 
@@ -45,9 +46,9 @@ fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
         let place = error.path().to_string();
         let inner = error.into_inner();
         if inner.is_data() && place != "." {
-            ApiError::field(place.clone(), format!("`{place}`: {inner}"))
+            ApiError::field(place.clone(), format!("`{place}`: {}", plain(&inner.to_string())))
         } else if inner.is_data() {
-            ApiError::invalid(format!("the body is not a request: {inner}"))
+            ApiError::invalid(format!("the body is not a request: {}", plain(&inner.to_string())))
         } else {
             ApiError::invalid(format!("the body is not valid JSON: {inner}"))
         }

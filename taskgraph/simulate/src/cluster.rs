@@ -151,9 +151,11 @@ impl Cluster {
     /// The error names the place in the file and what is wrong there.
     pub fn parse(text: &str) -> Result<Cluster, ClusterError> {
         let reader = &mut serde_json::Deserializer::from_str(text);
-        let cluster: Cluster = serde_path_to_error::deserialize(reader).map_err(|e| {
-            ClusterError::Syntax { place: e.path().to_string(), problem: e.inner().to_string() }
-        })?;
+        let cluster: Cluster =
+            serde_path_to_error::deserialize(reader).map_err(|e| ClusterError::Syntax {
+                place: e.path().to_string(),
+                problem: taskgraph::json::plain(&e.inner().to_string()),
+            })?;
         cluster.check()?;
         Ok(cluster)
     }

@@ -8,6 +8,7 @@
 mod error;
 mod op_graph;
 mod op_graph_file;
+mod parse;
 mod read;
 mod shard;
 mod task_graph_file;
@@ -16,6 +17,7 @@ mod write;
 pub use error::GraphFileError;
 pub use op_graph::{op_graph_from_str, op_graph_from_value, op_graph_to_value};
 pub use op_graph_file::{DataSource, DataSources, OpGraphFile, op_graph_schema};
+pub use parse::plain;
 pub use read::from_json;
 pub use shard::{shard_from_value, shard_to_value};
 pub use task_graph_file::{TASK_GRAPH_SCHEMA, task_graph_schema};

@@ -4,7 +4,8 @@ use super::error::GraphFileError;
 use super::op_graph_file::{
     DataSource, DataSources, OpGraphFile, OpGraphOp, OpGraphTensor, RandomData, TensorKind,
 };
-use super::shard::{parse, shard_from_value, shard_to_value};
+use super::parse::{parse, parse_object};
+use super::shard::{shard_from_value, shard_to_value};
 use crate::dtype::DType;
 use crate::op_graph::{Capacity, Op, OpGraph, Role, Rows, Tensor, WeightPart};
 use crate::region::MAX_DIMS;
@@ -59,7 +60,7 @@ pub fn op_graph_from_value(value: &Value, place: &str) -> Result<(OpGraph, DataS
     let mut names = HashMap::new();
     for (i, value) in tensors.into_iter().enumerate() {
         let place = format!("{place}.tensors[{i}]");
-        let (tensor, source) = tensor(parse(value, &place)?, &place)?;
+        let (tensor, source) = tensor(parse_object(value, &place)?, &place)?;
         if names.insert(tensor.name.clone(), graph.tensors.len() as u32).is_some() {
             return Err(GraphFileError::at(
                 format!("{place}.name"),
@@ -99,7 +100,7 @@ fn add_ops(
     }
     for (i, value) in ops.into_iter().enumerate() {
         let place = format!("{place}.ops[{i}]");
-        let op: OpGraphOp = parse(value, &place)?;
+        let op: OpGraphOp = parse_object(value, &place)?;
         let mut inputs = Vec::new();
         for (j, name) in op.inputs.iter().enumerate() {
             let known = names.get(name).copied().filter(|&t| {
@@ -258,7 +259,7 @@ fn data_source(value: &Value, count: u64, place: &str) -> Result<DataSource, Gra
             Ok(DataSource::Values { values })
         }
         ["random"] => {
-            let random: RandomData = parse(fields["random"].clone(), &format!("{place}.random"))?;
+            let random: RandomData = parse_object(fields["random"].clone(), &format!("{place}.random"))?;
             Ok(DataSource::Random { random })
         }
         ["file", "tensor"] | ["tensor", "file"] => {

@@ -2,15 +2,10 @@
 
 use super::error::GraphFileError;
 use super::op_graph_file::{NamedShard, PartsShard, Shard, SplitShard};
+use super::parse::parse;
 use crate::split::{Part, Sharding, Split};
 use crate::words::counted;
-use serde::Deserialize;
-use serde::de::DeserializeOwned;
 use serde_json::Value;
-
-pub(super) fn parse<T: DeserializeOwned>(value: Value, place: &str) -> Result<T, GraphFileError> {
-    serde_json::from_value(value).map_err(|e| GraphFileError::at(place, e.to_string()))
-}
 
 /// Reads the `shard` of a tensor with these dimensions. `place` is its path, for messages.
 ///
@@ -33,8 +28,7 @@ pub fn shard_from_value(value: &Value, dims: &[u64], place: &str) -> Result<Shar
     } else {
         let mut split = fields.clone();
         let dim = match split.remove("dim") {
-            Some(dim) => usize::deserialize(dim)
-                .map_err(|e| GraphFileError::at(format!("{place}.dim"), e.to_string()))?,
+            Some(dim) => parse::<usize>(dim, &format!("{place}.dim"))?,
             None => {
                 return Err(GraphFileError::at(
                     place,

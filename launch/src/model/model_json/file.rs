@@ -169,28 +169,6 @@ impl Generate {
     }
 }
 
-/// serde's message without the names of Rust's types, which users need not know.
-fn for_users(message: &str) -> String {
-    const WORDS: [(&str, &str); 8] = [
-        ("expected u32", "expected a whole number from 0 to 4294967295"),
-        ("expected u64", "expected a whole number, 0 or more"),
-        ("expected f64", "expected a number"),
-        ("expected path string", "expected a string"),
-        ("expected a sequence", "expected a list"),
-        ("expected a map", "expected an object"),
-        ("invalid type: sequence", "invalid type: list"),
-        ("invalid type: map", "invalid type: object"),
-    ];
-    let words = WORDS.iter().fold(message.to_string(), |words, (rust, plain)| words.replace(rust, plain));
-    match words.split_once("expected struct ") {
-        Some((before, after)) => {
-            let name = after.find(|c: char| !c.is_alphanumeric()).unwrap_or(after.len());
-            format!("{before}expected an object{}", &after[name..])
-        }
-        None => words,
-    }
-}
-
 impl ModelJson {
     /// Reads and checks `path`.
     ///
@@ -228,10 +206,6 @@ impl ModelJson {
             path: folder.into(),
         }
     }
-            None if object.contains_key("architectures") => {
-                let problem = "this is a Hugging Face config.json, not a model.json; give its folder instead";
-                return Err(InputError::field(&file, ".", problem));
-            }
 
     /// Checks the text of a model.json. `path` is used in messages and for relative paths.
     ///
@@ -254,16 +228,26 @@ impl ModelJson {
                 let problem = format!("expected \"{SCHEMA}\", found {}", json::kind(other));
                 return Err(InputError::field(&file, "schema", problem));
             }
+            None if object.contains_key("architectures") => {
+                let problem = "this is a Hugging Face config.json, not a model.json; give its folder instead";
+                return Err(InputError::field(&file, ".", problem));
+            }
             None => {
                 let problem = format!("missing; write \"schema\": \"{SCHEMA}\"");
                 return Err(InputError::field(&file, "schema", problem));
+            }
+        }
+        // serde would take a list of a struct's fields in order.
+        for name in ["weights", "runtime", "generate"] {
+            if object.get(name).is_some_and(Value::is_array) {
+                return Err(InputError::field(&file, name, "invalid type: list, expected an object"));
             }
         }
         let mut deserializer = serde_json::Deserializer::from_slice(bytes);
         let mut model: Self = serde_path_to_error::deserialize(&mut deserializer).map_err(|e| {
             let place = e.path().to_string();
             let inner = e.into_inner();
-            let words = for_users(&json::without_position(&inner));
+            let words = taskgraph::json::plain(&json::without_position(&inner));
             let problem = format!("{words} (line {}, column {})", inner.line(), inner.column());
             InputError::field(&file, place, problem)
         })?;

@@ -144,6 +144,7 @@ fn mistakes_are_named() {
         ),
         (r#"{"schema": "mpk-model/1", "runtime": 5}"#, &["`runtime`: ", "expected an object ("]),
         (r#"{"schema": "mpk-model/1", "generate": 5}"#, &["`generate`", "expected an object ("]),
+        (r#"{"schema": "mpk-model/1", "generate": []}"#, &["`generate`: ", "list, expected an object"]),
         (r#"{"schema": "mpk-model/1", "checkpoint": 5}"#, &["`checkpoint`", "expected a string ("]),
         (
             r#"{"schema": "mpk-model/1", "generate": {"prompts": {}}}"#,
