@@ -86,6 +86,13 @@ fn a_stop_string_ends_an_answer_and_a_closed_connection_a_request() {
     let logprobs = ask(json!({"logprobs": 2}))["logprobs"].clone();
     assert!(logprobs["token_logprobs"][0].as_f64().unwrap() <= 0.0, "{logprobs}");
     assert_eq!(logprobs["top_logprobs"][0].as_object().unwrap().len(), 2);
+    // With top_k 3 every token is among the 3 best, so its log-probability is known, however few are asked for.
+    let sampled = |count: u32| {
+        let fields = json!({"logprobs": count, "temperature": 2, "top_k": 3, "seed": 7});
+        ask(fields)["logprobs"]["token_logprobs"].as_array().unwrap().clone()
+    };
+    assert_eq!(sampled(0), sampled(3));
+    assert!(sampled(0).iter().all(Value::is_number), "{:?}", sampled(0));
     // A client that goes away, streaming or not.
     for stream in [true, false] {
         let body = json!({"prompt": "x", "max_tokens": 400, "ignore_eos": true, "stream": stream});

@@ -43,7 +43,7 @@ pub fn serve(
         ignore_eos: true,
         logprobs: Some(logprobs).filter(|&most| most > 0),
     };
-    let backend = Box::new(OfEngine(Arc::clone(engine)));
+    let backend = Box::new(OfEngine { engine: Arc::clone(engine), logprobs });
     Some(Loaded { backend, model, capabilities, tokenizer: info.tokenizer.clone(), template })
 }
 
@@ -61,21 +61,28 @@ fn defaults(params: &SamplingParams) -> Sampling {
     }
 }
 
-struct OfEngine(Arc<Engine>);
+struct OfEngine {
+    engine: Arc<Engine>,
+    /// The number of log-probabilities that the engine computes for each token.
+    logprobs: u32,
+}
 
 impl Backend for OfEngine {
     fn submit(&self, requests: Vec<Submission>) -> Result<Vec<Events>, Refusal> {
         let shown: Vec<Option<u32>> = requests.iter().map(|request| request.logprobs).collect();
-        let handles = self.0.submit_all(requests.into_iter().map(request).collect()).map_err(refusal)?;
+        let handles = self
+            .engine
+            .submit_all(requests.into_iter().map(|submission| request(submission, self.logprobs)).collect())
+            .map_err(refusal)?;
         Ok(handles.into_iter().zip(shown).map(|(handle, shown)| events(handle, shown)).collect())
     }
 
     fn reader(&self) -> Option<Reader> {
-        self.0.reader()
+        self.engine.reader()
     }
 
     fn stats(&self) -> Stats {
-        let stats = self.0.stats();
+        let stats = self.engine.stats();
         Stats {
             running: stats.running,
             waiting: stats.waiting,
@@ -87,7 +94,7 @@ impl Backend for OfEngine {
     }
 }
 
-fn request(submission: Submission) -> Request {
+fn request(submission: Submission, most_logprobs: u32) -> Request {
     let Submission {
         prompt,
         max_new_tokens,
@@ -103,8 +110,9 @@ fn request(submission: Submission) -> Request {
         min_new_tokens,
         ignore_eos,
         whole,
-        // The chosen token's own log-probability is taken from the best ones.
-        logprobs: logprobs.map_or(0, |count| count.max(1)),
+        // The chosen token's own log-probability is taken from the best ones, so all of them are read: sampling often
+        // chooses a token that is not among the requested ones.
+        logprobs: logprobs.map_or(0, |_| most_logprobs),
         stop,
         stop_token_ids,
         sampling: SamplingParams {
