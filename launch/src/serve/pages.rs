@@ -4,6 +4,7 @@ use super::body::json_body;
 use super::error::ApiError;
 use super::state::{App, Phase, Ready};
 use axum::body::Body;
+use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
 use axum::http::{HeaderValue, header};
 use axum::response::{IntoResponse, Response};
@@ -16,7 +17,11 @@ pub async fn models(State(app): State<App>) -> Result<Response, ApiError> {
 }
 
 /// `/v1/models/NAME`.
-pub async fn model(State(app): State<App>, Path(name): Path<String>) -> Result<Response, ApiError> {
+pub async fn model(
+    State(app): State<App>,
+    name: Result<Path<String>, PathRejection>,
+) -> Result<Response, ApiError> {
+    let Path(name) = name.map_err(|error| ApiError::field("model", error.body_text()))?;
     let ready = app.serving()?;
     let served = &ready.loaded.model.name;
     if name == *served {

@@ -95,6 +95,7 @@ fn paths_methods_models_and_types() {
     let server = usual(Behaviour::default());
     get(server.address, "/v1/nothing").expect_error(404, None);
     get(server.address, "/").expect_error(404, None);
+    get(server.address, "/v1/models/%ff").expect_error(400, Some("model"));
     get(server.address, "/v1/completions").expect_error(405, None);
     post(server.address, "/v1/models", &json!({})).expect_error(405, None);
     let answer = post(server.address, "/v1/completions", &json!({"model": "other", "prompt": "x"}));
