@@ -101,7 +101,7 @@ impl Metrics {
     }
 
     fn register(&mut self, model: &str) {
-        let label = (Cow::from("model_name"), Cow::from(model.to_string()));
+        let label = (Cow::from("model_name"), Cow::from(escaped(model)));
         let mut registry = Registry::default();
         let all = registry.sub_registry_with_label(label);
         macro_rules! add {
@@ -195,5 +195,25 @@ impl Metrics {
     pub fn mean_seconds(&self) -> f64 {
         let (micros, count) = (self.total.0.load(Ordering::Relaxed), self.total.1.load(Ordering::Relaxed));
         micros as f64 / 1e6 / count.max(1) as f64
+    }
+}
+
+/// `value` as it stands in a label. The encoder writes labels as they are, and one quote would spoil the whole page.
+fn escaped(value: &str) -> String {
+    value.replace('\\', r"\\").replace('"', r#"\""#).replace('\n', r"\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn any_model_name_keeps_every_metric_on_its_line() {
+        let text = Metrics::new("a \"b\"\\c\nd é").text(&Stats::default());
+        let samples: Vec<&str> = text.lines().filter(|line| !line.starts_with('#')).collect();
+        assert!(samples.len() > 10, "{text}");
+        for line in samples {
+            assert!(line.contains(r#"model_name="a \"b\"\\c\nd é""#), "{line}");
+        }
     }
 }
