@@ -48,13 +48,13 @@ enum What {
         #[arg(long, value_name = "DIR")]
         dump: Option<PathBuf>,
         /// Number of ranks.
-        #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=65535))]
+        #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=65535), allow_negative_numbers = true)]
         ranks: u32,
         /// Device to build for (a100, h100, h200, b200). Default: the CPU target.
         #[arg(long)]
         device: Option<String>,
         /// Number of workers of the CPU target.
-        #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=65535))]
+        #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=65535), allow_negative_numbers = true)]
         workers: u32,
         /// Graph class, such as decode-1. Default: the decode graph of max_batch.
         #[arg(long)]

@@ -52,7 +52,7 @@ pub struct Args {
     #[arg(skip)]
     pub prompts: Vec<GivenPrompt>,
     /// Maximum number of new tokens per request.
-    #[arg(long, value_name = "K", help_heading = PROMPTS)]
+    #[arg(long, value_name = "K", allow_negative_numbers = true, help_heading = PROMPTS)]
     pub max_new_tokens: Option<u32>,
     /// Continue after an end-of-sequence token.
     #[arg(long, help_heading = PROMPTS)]
@@ -64,7 +64,7 @@ pub struct Args {
     #[allow(missing_docs, reason = "would be shown as help")]
     pub sampling: SamplingArgs,
     /// Report the K highest log-probabilities of each new token (at most 128).
-    #[arg(long, value_name = "K", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=128), help_heading = OUTPUT)]
+    #[arg(long, value_name = "K", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=128), allow_negative_numbers = true, help_heading = OUTPUT)]
     pub logprobs: u32,
     /// Print one JSON object (schema mpk-run/1) instead of text.
     #[arg(long, help_heading = OUTPUT)]
@@ -73,14 +73,14 @@ pub struct Args {
     #[arg(long, value_name = "FILE", help_heading = OUTPUT)]
     pub trace: Option<PathBuf>,
     /// Number of iterations in the timeline, counted from the last one.
-    #[arg(long, value_name = "K", requires = "trace", value_parser = clap::value_parser!(u32).range(1..), help_heading = OUTPUT)]
+    #[arg(long, value_name = "K", requires = "trace", value_parser = clap::value_parser!(u32).range(1..), allow_negative_numbers = true, help_heading = OUTPUT)]
     pub trace_iterations: Option<u32>,
     #[command(flatten)]
     #[allow(missing_docs, reason = "would be shown as help")]
     pub runtime: RuntimeArgs,
     /// Number of ranks to build graphs for, without MPI (with --check, --emit-graph or --compile-only). Default: the
     /// launcher's number of processes, otherwise 1.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65535), help_heading = BUILD)]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65535), allow_negative_numbers = true, help_heading = BUILD)]
     pub ranks: Option<u32>,
     /// Device to build graphs for, without a GPU (with --check, --emit-graph or --compile-only): a100, h100, h200 or
     /// b200. Default of --compile-only: this machine's GPU, otherwise h200.
@@ -96,7 +96,7 @@ pub struct Args {
     #[arg(long, help_heading = BUILD)]
     pub compile_only: bool,
     /// Run an op graph of your own (`graph` in model.json) this many times in one launch, to time it. Default: 1.
-    #[arg(long, value_name = "K", value_parser = clap::value_parser!(u32).range(1..), help_heading = BUILD)]
+    #[arg(long, value_name = "K", value_parser = clap::value_parser!(u32).range(1..), allow_negative_numbers = true, help_heading = BUILD)]
     pub iterations: Option<u32>,
     /// Every option in force with its values, as given on the command line. Filled by [`Args::from_command_line`].
     #[arg(skip)]
@@ -110,7 +110,7 @@ pub struct DoctorArgs {
     /// Model whose memory is checked too: a model.json, a Hugging Face folder, or a hub name.
     pub model: Option<PathBuf>,
     /// Number of ranks that the job will have.
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=65535))]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=65535), allow_negative_numbers = true)]
     pub ranks: u32,
     /// Backend that must work. auto accepts any.
     #[arg(long, value_enum, default_value_t = Backend::Auto)]
@@ -314,6 +314,19 @@ mod tests {
             serde_json::json!({"enable_thinking": false, "date": "1 May=x"})
         );
         assert!(args(&["--template-argument", "=1"]).template_arguments().is_err());
+    }
+
+    /// Not as an unknown option, `-1`.
+    #[test]
+    fn a_negative_number_is_refused_as_a_value() {
+        for option in
+            ["--max-new-tokens", "--logprobs", "--ranks", "--iterations", "--workers", "--max-batch"]
+        {
+            let error =
+                Args::command().try_get_matches_from(["mpk-run", "m.json", option, "-1"]).unwrap_err();
+            let expected = format!("invalid value '-1' for '{option} <");
+            assert!(error.to_string().contains(&expected), "{error}");
+        }
     }
 
     #[test]

@@ -19,14 +19,14 @@ pub const LONGEST_SECONDS: f64 = 1e9;
 #[derive(Clone, Debug, clap::Args)]
 pub struct RuntimeArgs {
     /// Maximum number of requests that run at once. Replaces max_batch of model.json.
-    #[arg(long, value_name = "B", help_heading = SIZES)]
+    #[arg(long, value_name = "B", allow_negative_numbers = true, help_heading = SIZES)]
     pub max_batch: Option<u32>,
     /// Maximum number of tokens of a request, prompt and answer together. Replaces max_seq_len of model.json.
-    #[arg(long, value_name = "L", help_heading = SIZES)]
+    #[arg(long, value_name = "L", allow_negative_numbers = true, help_heading = SIZES)]
     pub max_seq_len: Option<u32>,
     /// Share of an iteration's prompt rows (runtime.prefill_chunk) that prompts may use while other requests generate:
     /// above 0, at most 1. With a small share, a long prompt delays the other requests less.
-    #[arg(long, value_name = "S", help_heading = SIZES)]
+    #[arg(long, value_name = "S", allow_negative_numbers = true, help_heading = SIZES)]
     pub prefill_share: Option<f64>,
     /// When a request gets pages of the KV cache.
     #[arg(long, value_enum, value_name = "WHEN", help_heading = SIZES)]
@@ -47,7 +47,7 @@ pub struct RuntimeArgs {
     #[arg(long, value_enum, value_name = "TYPE", help_heading = MACHINE)]
     pub allreduce_dtype: Option<AllreduceDtype>,
     /// Number of workers of each rank. Default: its share of the node's cores, or its GPU's multiprocessors.
-    #[arg(long, value_name = "W", help_heading = MACHINE)]
+    #[arg(long, value_name = "W", allow_negative_numbers = true, help_heading = MACHINE)]
     pub workers: Option<u32>,
     /// GPU: how ranks write to each other's memory.
     #[arg(long, value_enum, default_value_t = Transport::Auto, help_heading = MACHINE)]

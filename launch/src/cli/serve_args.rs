@@ -33,7 +33,7 @@ pub struct ServeArgs {
     #[arg(long, value_name = "HOST", default_value = "127.0.0.1", help_heading = HTTP)]
     pub host: String,
     /// Port to listen on; 0 picks a free one.
-    #[arg(long, value_name = "PORT", default_value_t = 8000, help_heading = HTTP)]
+    #[arg(long, value_name = "PORT", default_value_t = 8000, allow_negative_numbers = true, help_heading = HTTP)]
     pub port: u16,
     /// API key that requests must carry (Authorization: Bearer KEY). Other users of this machine can see the command
     /// line, so prefer the environment variable MPK_API_KEY.
@@ -43,13 +43,13 @@ pub struct ServeArgs {
     #[arg(long, value_name = "NAME", help_heading = HTTP)]
     pub served_model_name: Option<String>,
     /// Maximum number of requests that wait for a slot. Further requests get status 429.
-    #[arg(long, value_name = "Q", default_value_t = 256, value_parser = clap::value_parser!(u32).range(0..=1_000_000), help_heading = HTTP)]
+    #[arg(long, value_name = "Q", default_value_t = 256, value_parser = clap::value_parser!(u32).range(0..=1_000_000), allow_negative_numbers = true, help_heading = HTTP)]
     pub max_queued_requests: u32,
     /// Maximum number of open connections. Further connections get status 503.
-    #[arg(long, value_name = "C", default_value_t = 4096, value_parser = clap::value_parser!(u32).range(1..=1_000_000), help_heading = HTTP)]
+    #[arg(long, value_name = "C", default_value_t = 4096, value_parser = clap::value_parser!(u32).range(1..=1_000_000), allow_negative_numbers = true, help_heading = HTTP)]
     pub max_connections: u32,
     /// Maximum size of a request's body in bytes. A larger request gets status 413.
-    #[arg(long, value_name = "BYTES", default_value_t = 4 << 20, value_parser = clap::value_parser!(u32).range(1024..=1 << 30), help_heading = HTTP)]
+    #[arg(long, value_name = "BYTES", default_value_t = 4 << 20, value_parser = clap::value_parser!(u32).range(1024..=1 << 30), allow_negative_numbers = true, help_heading = HTTP)]
     pub max_body_bytes: u32,
     /// How long running requests may take to finish after SIGTERM or SIGINT.
     #[arg(long, value_name = "SECONDS", default_value_t = 30.0, allow_negative_numbers = true, help_heading = HTTP)]
@@ -58,7 +58,7 @@ pub struct ServeArgs {
     #[arg(long, value_name = "SECONDS", default_value_t = 2.0, allow_negative_numbers = true, help_heading = HTTP)]
     pub idle_exit: f64,
     /// Maximum number of log-probabilities per token that a request may ask for, up to 128.
-    #[arg(long, value_name = "K", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=128), help_heading = HTTP)]
+    #[arg(long, value_name = "K", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=128), allow_negative_numbers = true, help_heading = HTTP)]
     pub logprobs: u32,
     /// Decode greedily only: the graphs have no sampling operators, and a request that samples or sets a penalty is refused. Ignores the
     /// sampling values of model.json and generation_config.json.
@@ -69,7 +69,7 @@ pub struct ServeArgs {
     #[arg(long, value_name = "FILE", help_heading = HTTP)]
     pub trace: Option<PathBuf>,
     /// Number of iterations in the timeline, counted from the last one.
-    #[arg(long, value_name = "K", requires = "trace", value_parser = clap::value_parser!(u32).range(1..), help_heading = HTTP)]
+    #[arg(long, value_name = "K", requires = "trace", value_parser = clap::value_parser!(u32).range(1..), allow_negative_numbers = true, help_heading = HTTP)]
     pub trace_iterations: Option<u32>,
     #[command(flatten)]
     #[allow(missing_docs, reason = "would be shown as help")]

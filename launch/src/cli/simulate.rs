@@ -29,16 +29,16 @@ pub struct SimulateArgs {
     #[arg(long, value_name = "FILE")]
     cluster: PathBuf,
     /// Number of ranks.
-    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=4096), allow_negative_numbers = true)]
     ranks: u32,
     /// Graph class, such as decode-1. Default: the decode graph of max_batch.
     #[arg(long)]
     graph: Option<String>,
     /// Number of active requests. Default: as many as the graph has room for.
-    #[arg(long)]
+    #[arg(long, allow_negative_numbers = true)]
     batch: Option<u32>,
     /// Number of tokens in each request's KV cache.
-    #[arg(long, default_value_t = 512)]
+    #[arg(long, default_value_t = 512, allow_negative_numbers = true)]
     context: u32,
     /// How tasks are assigned to workers. Default: as in model.json.
     #[arg(long, value_enum)]
