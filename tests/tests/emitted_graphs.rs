@@ -145,6 +145,20 @@ fn emitting_is_deterministic() {
     assert!(first.len() >= 8 && first == second);
 }
 
+#[test]
+fn a_folder_without_a_ranks_file_is_refused() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let model = ModelFile::of_fixture("qwen2");
+    let emit = Job::alone().arg(model.path()).args(["--ranks", "2", "--emit-graph"]);
+    emit.arg(folder.path()).run().expect(0);
+    let check = || Job::alone().of("mpk-graph").arg("check").arg(folder.path()).run();
+    check().expect(0);
+    let file = |rank: u32| folder.path().join(format!("rank-{rank}.task_graph.json"));
+    std::fs::remove_file(file(0)).expect("it was written");
+    let error = check().expect(2).stderr;
+    assert!(error.contains("has no file of rank 0"), "{error}");
+}
+
 fn qwen3_shape(hidden: u32, layers: u32, heads: u32, intermediate: u32) -> Value {
     json!({
         "architectures": ["Qwen3ForCausalLM"], "dtype": "bfloat16", "hidden_size": hidden, "num_hidden_layers": layers,

@@ -106,6 +106,16 @@ fn check(folder: &Path) -> Result<(), AppError> {
             &"no *.task_graph.json files in this folder; `mpk-run MODEL --ranks N --emit-graph DIR` writes them",
         ));
     }
+    for (name, graphs) in &classes {
+        let files = |rank| graphs.iter().filter(|graph| graph.rank == rank).count();
+        if let Some(rank) = (0..graphs[0].world).find(|&rank| files(rank) != 1) {
+            let found = if files(rank) == 0 { "no file" } else { "several files" };
+            return Err(failed(
+                folder,
+                &format!("graph '{name}' has {found} of rank {rank}; emit the graphs again"),
+            ));
+        }
+    }
     let mut all: Vec<Vec<TaskGraph>> = classes.into_values().collect();
     all.iter_mut().for_each(|graphs| graphs.sort_by_key(|g| g.rank));
     verify_succession(&all).map_err(|v| launch::engine::graphs::violations("task graphs", &v))?;
