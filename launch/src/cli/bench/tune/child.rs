@@ -92,11 +92,9 @@ pub fn run(case: &Case, workload: Workload, values: &Tuning, until: Instant) -> 
             .with_help("install MPI, or name its launcher with --launcher \"mpirun -n {N}\"")
     })?;
     let (status, output, log) = wait(child, until)?;
-    let last =
-        log.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("it printed nothing").to_string();
     match status {
         Some(0) => {}
-        Some(status) => return Err(AppError { status, ..AppError::failed(last) }),
+        Some(status) => return Err(AppError { status, ..AppError::failed(reason(&log)) }),
         None => return Err(AppError::failed("it did not end within the time limit")),
     }
     let object: Value = serde_json::from_str(output.trim())
@@ -104,6 +102,13 @@ pub fn run(case: &Case, workload: Workload, values: &Tuning, until: Instant) -> 
     let ms = object["ms"]["median"].as_f64().filter(|ms| *ms > 0.0);
     let ms = ms.ok_or_else(|| AppError::failed("its output has no figure"))?;
     Ok(Measured { ms, object })
+}
+
+/// Why a run failed, according to its log: the last error of mpk-bench, which mpirun's own messages follow. Otherwise the last line.
+fn reason(log: &str) -> String {
+    let error = log.lines().rev().find_map(|line| Some(line.split_once("mpk-bench: error: ")?.1));
+    let last = || log.lines().rev().find(|line| !line.trim().is_empty());
+    error.or_else(last).unwrap_or("it printed nothing").to_string()
 }
 
 /// The exit status (`None` if the job was ended at `until`), its output and its log.
@@ -149,4 +154,17 @@ fn end(child: &mut Child) {
     }
     let _ = child.kill();
     let _ = child.wait();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::reason;
+
+    #[test]
+    fn a_failed_run_gives_its_own_reason_and_not_mpiruns() {
+        let log = "2026 WARN something\nmpk-bench: error: 3 ranks do not divide\n------\nPrimary job terminated\n------\n";
+        assert_eq!(reason(log), "3 ranks do not divide");
+        assert_eq!(reason("mpirun: not enough slots\n\n"), "mpirun: not enough slots");
+        assert_eq!(reason("\n"), "it printed nothing");
+    }
 }

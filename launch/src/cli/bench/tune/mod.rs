@@ -200,7 +200,8 @@ fn choose(case: &Case, backend: Backend) -> Result<Vec<&'static Knob>, AppError>
     {
         let names: Vec<&str> = all.iter().map(|knob| knob.name).collect();
         return Err(AppError::input(format!(
-            "--only {wrong}: no such knob; the knobs are {}",
+            "--only {wrong}: {} have no such knob; their knobs are {}",
+            if backend == Backend::Cuda { "GPUs" } else { "CPUs" },
             names.join(", ")
         )));
     }
