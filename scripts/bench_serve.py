@@ -358,7 +358,10 @@ def llama(options):
 def measure(name, url, options):
     """All mixes and rates of one server."""
     # The first request warms it up.
-    asyncio.run(ask(url, {"prompt": "In the beginning", "max_tokens": 4, "stream": True, "temperature": 0}))
+    try:
+        asyncio.run(ask(url, {"prompt": "In the beginning", "max_tokens": 4, "stream": True, "temperature": 0}))
+    except OSError as error:
+        sys.exit(f"bench_serve: {url}: {error}")
     results = []
     for mix in options.mixes:
         for rate in [None] if options.streams else options.rates:
