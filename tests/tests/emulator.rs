@@ -6,6 +6,7 @@ use mpk_tests::fixtures::Fixture;
 use mpk_tests::run_json::Output;
 use mpk_tests::{Job, ModelFile, RunJson};
 use serde_json::{Value, json};
+use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
@@ -149,9 +150,43 @@ fn two_ranks_that_put_by_their_hosts_compute_the_cpus_tokens() {
         .set("generate", json!({"prompt_tokens": [[5, 6, 7]], "max_new_tokens": 4, "ignore_eos": true}));
     let arguments = ["--allreduce", "copy-reduce", "--logprobs", "2"];
     let cpu = Job::new(2).arg(model.path()).args(["--backend", "cpu"]).args(arguments).run_json();
-    let by_hosts = [&arguments[..], &["--transport", "host"]].concat();
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let path = folder.path().join("timeline.json");
+    let by_hosts =
+        [&arguments[..], &["--transport", "host", "--trace", path.to_str().expect("UTF-8")]].concat();
     let found = emulator.run_as(Job::new(2), &model, &by_hosts, &toolkit());
     assert_eq!(found.tokens(), cpu.tokens());
+    every_task_is_in_the_timeline(
+        &serde_json::from_slice(&fs::read(&path).expect("a timeline")).expect("JSON"),
+    );
+}
+
+/// Each iteration of a graph has all of its tasks once, and those of a worker follow each other.
+fn every_task_is_in_the_timeline(timeline: &Value) {
+    let mut tasks: BTreeMap<(u64, String), BTreeMap<u64, Vec<u64>>> = BTreeMap::new();
+    let mut of_worker: BTreeMap<(u64, u64), Vec<(f64, f64)>> = BTreeMap::new();
+    for event in timeline["traceEvents"].as_array().expect("events").iter().filter(|e| e["cat"] == "task") {
+        let number = |value: &Value| value.as_u64().unwrap_or_else(|| panic!("no number in {event}"));
+        let (rank, arguments) = (number(&event["pid"]), &event["args"]);
+        let graph = arguments["graph"].as_str().expect("the graph's name").to_string();
+        let iterations = tasks.entry((rank, graph)).or_default();
+        iterations.entry(number(&arguments["iteration"])).or_default().push(number(&arguments["task"]));
+        let (begin, took) = (event["ts"].as_f64().expect("ts"), event["dur"].as_f64().expect("dur"));
+        of_worker.entry((rank, number(&event["tid"]))).or_default().push((begin, begin + took));
+    }
+    assert!(tasks.len() >= 4, "two ranks, a prompt and tokens after it: {:?}", tasks.keys());
+    for (of, iterations) in tasks {
+        let all = iterations.values().map(Vec::len).max().expect("an iteration") as u64;
+        for (iteration, mut found) in iterations {
+            found.sort_unstable();
+            assert_eq!(found, (2..2 + all).collect::<Vec<_>>(), "{of:?}, iteration {iteration}");
+        }
+    }
+    for (of, mut slices) in of_worker {
+        slices.sort_by(|a, b| a.partial_cmp(b).expect("numbers"));
+        // Times are rounded to nanoseconds.
+        assert!(slices.windows(2).all(|pair| pair[1].0 >= pair[0].1 - 0.002), "{of:?}: tasks overlap");
+    }
 }
 
 /// Values between -1 and 1, the same in every run.

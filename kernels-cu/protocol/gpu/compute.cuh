@@ -48,29 +48,39 @@ __device__ __noinline__ int stall(const mpk_rank* rank) {
   }
 }
 
-__device__ __noinline__ void record(const mpk_rank* rank, uint32_t worker, const TaskSlot& slot, uint64_t ready_ns) {
-  const uint64_t done_ns = platform::clock_ns(); /* before the loads below, which only the trace needs */
+/* What the timeline says of a task that has ended. It is taken before the trigger, because the other warps may already begin the next task. */
+struct TaskTimes {
+  uint64_t done_ns;
+  uint32_t waited_for, peer_ns, page_ns;
+};
+__device__ __forceinline__ TaskTimes take_times() {
   Shared& shared = shared_state();
+  const TaskTimes times = {platform::clock_ns(), peek(shared.waited_for), peek(shared.peer_ns), peek(shared.page_ns)};
+  poke(shared.peer_ns, 0u);
+  poke(shared.page_ns, 0u);
+  return times;
+}
+
+__device__ __noinline__ void record(const mpk_rank* rank, uint32_t worker, const TaskSlot& slot, uint64_t ready_ns, const TaskTimes& times) {
   mpk_trace_record* entry = trace_next(rank, worker);
   entry->fetched_ns = slot.fetched_ns;
   entry->ready_ns = ready_ns;
-  entry->done_ns = done_ns;
+  entry->done_ns = times.done_ns;
   entry->iteration = slot.iteration;
   entry->task = slot.task_index;
   entry->graph = static_cast<uint16_t>(slot.graph_index);
   entry->worker = static_cast<uint16_t>(worker);
   /* A launched task waited in the queues, not for an event. */
-  entry->waited_for = slot.graph->placement == MPK_DYNAMIC ? MPK_TRACE_QUEUE : peek(shared.waited_for);
-  entry->peer_ns = peek(shared.peer_ns);
-  entry->page_ns = peek(shared.page_ns);
-  poke(shared.peer_ns, 0u);
-  poke(shared.page_ns, 0u);
+  entry->waited_for = slot.graph->placement == MPK_DYNAMIC ? MPK_TRACE_QUEUE : times.waited_for;
+  entry->peer_ns = times.peer_ns;
+  entry->page_ns = times.page_ns;
   trace_keep(rank, worker);
 }
 
 /* One thread, after the barrier that ends the task: the task's trigger, then its count, as in run_task of the CPU target. */
 __device__ __forceinline__ int finish_task(const mpk_rank* rank, uint32_t worker, const TaskSlot& slot, uint64_t ready_ns, mpk_status* status) {
-  if (is_traced(rank)) record(rank, worker, slot, ready_ns);
+  TaskTimes times = {};
+  if (is_traced(rank)) times = take_times();
   if (slot.trigger != nullptr) {
     /* Release, of the event's own scope (event.h): pairs with the waits for the event. */
     if (slot.trigger_system) platform::fetch_add<platform::Scope::kSystem>(slot.trigger, uint64_t{1}, platform::kRelease);
@@ -80,6 +90,8 @@ __device__ __forceinline__ int finish_task(const mpk_rank* rank, uint32_t worker
     const int code = trigger_event(rank, iteration, slot.task.trigger_event, slot.triggered, status);
     if (code != MPK_OK) return code;
   }
+  /* After the trigger, which would wait for the record's stores. The slot is still this task's. */
+  if (is_traced(rank)) record(rank, worker, slot, ready_ns, times);
   /* Release: pairs with claim_batch_step. A static worker counts its whole list at the end of it. */
   if (slot.finished != 0) platform::fetch_add<platform::Scope::kDevice>(&rank->control->progress, static_cast<uint64_t>(slot.finished), platform::kRelease);
   return MPK_OK;

@@ -262,6 +262,10 @@ impl Args {
             ("--ignore-eos", self.ignore_eos),
             ("--stop", !self.stop.is_empty()),
             ("--logprobs", self.logprobs > 0),
+            ("--max-batch", self.runtime.max_batch.is_some()),
+            ("--max-seq-len", self.runtime.max_seq_len.is_some()),
+            ("--prefill-share", self.runtime.prefill_share.is_some()),
+            ("--kv", self.runtime.kv.is_some()),
         ];
         given
             .into_iter()

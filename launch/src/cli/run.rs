@@ -104,8 +104,9 @@ fn generate(args: &Args, engine: &Engine, requests: Vec<Request>) -> Result<(), 
 /// Runs a user graph and prints its outputs.
 fn run_graph(args: &Args, engine: &Engine) -> Result<(), Failure> {
     if let Some(option) = args.only_for_tokens() {
-        let message =
-            format!("{option} has no effect on a graph of your own, which has no tokens to generate");
+        let message = format!(
+            "{option} has no effect on a graph of your own, which has its own sizes and no tokens to generate"
+        );
         return Err(AppError::input(message).with_help("leave it out").into());
     }
     let iterations = args.iterations.unwrap_or(1);

@@ -1,6 +1,7 @@
 //! The given values of a user graph: of its inputs, weights and constants.
 
 use crate::model::app_error::AppError;
+use crate::model::checkpoint;
 use crate::model::convert::convert;
 use crate::model::files;
 use crate::model::fill::{fill_weight, filled, read_piece, weight_dtype, weight_pieces};
@@ -143,7 +144,8 @@ fn file_values(model: &ModelJson, file: &str, name: &str, tensor: &Tensor) -> Re
     let path = model.path.parent().unwrap_or(std::path::Path::new("")).join(file);
     let error = |problem: String| AppError::input(format!("{}: {problem}", path.display()));
     let bytes = files::read(&path)?;
-    let file = safetensors::SafeTensors::deserialize(&bytes).map_err(|e| error(e.to_string()))?;
+    let file = safetensors::SafeTensors::deserialize(&bytes)
+        .map_err(|e| error(checkpoint::header_problem(&e, &bytes)))?;
     let view = file.tensor(name).map_err(|e| error(e.to_string()))?;
     let dims: Vec<u64> = view.shape().iter().map(|&d| d as u64).collect();
     if dims != tensor.dims {

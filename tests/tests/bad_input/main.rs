@@ -296,8 +296,12 @@ fn graphs_of_the_users_own_that_are_wrong() {
     other["parts"] = json!([{"source": "v", "dims": [3, 8]}]);
     let shared_part =
         json!({"rows": 2, "tensors": [x, given("v", "weight", 3), other], "ops": [linear], "outputs": ["y"]});
+    let mut in_file = x.clone();
+    in_file["data"] = json!({"file": concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml"), "tensor": "x"});
+    let in_file = json!({"rows": 2, "tensors": [in_file], "ops": [silu], "outputs": ["y"]});
     for (what, value, words) in [
         ("not an object", json!(3), &["graph"][..]),
+        ("data in no safetensors file", in_file, &["Cargo.toml", "not a safetensors file"]),
         ("unknown field", json!({"rows": 2, "ops": [silu], "row": 1}), &["row"]),
         (
             "unknown operator",
@@ -324,9 +328,14 @@ fn graphs_of_the_users_own_that_are_wrong() {
     let bytes = graph(json!({"rows": 1, "tensors": [bytes], "ops": [gather], "outputs": ["y"]}));
     refused_on_all_ranks("values of a type that has none", &[text(&bytes.path())], &["u8"]);
     let right = graph(good(silu));
-    for option in
-        [&["--prompt-tokens", "1"][..], &["--logprobs", "2"], &["--temperature", "1"], &["--ignore-eos"]]
-    {
+    for option in [
+        &["--prompt-tokens", "1"][..],
+        &["--logprobs", "2"],
+        &["--temperature", "1"],
+        &["--ignore-eos"],
+        &["--max-batch", "2"],
+        &["--kv", "on-demand"],
+    ] {
         refused(option[0], &[&[text(&right.path())], option].concat(), &[option[0], "no effect", "graph"]);
     }
     let unknown = graph(good(json!({"op": "conv", "inputs": ["x"], "outputs": ["y"]})));

@@ -25,6 +25,7 @@ mod tensor;
 mod tests;
 
 use shard::Shard;
+pub(crate) use shard::header_problem;
 pub use tensor::TensorView;
 pub(crate) use tensor::matrix;
 

@@ -39,8 +39,8 @@ impl Shard {
         // SAFETY: the map is read-only and private to this process. The user must not shorten or rewrite a checkpoint
         // while it is loaded. A change could show up as different bytes, or as SIGBUS.
         let map = unsafe { Mmap::map(&file) }.map_err(|e| InputError::unreadable(path, e))?;
-        let (header, metadata) =
-            SafeTensors::read_metadata(&map).map_err(|error| inconsistent(path, describe(&error, &map)))?;
+        let (header, metadata) = SafeTensors::read_metadata(&map)
+            .map_err(|error| inconsistent(path, header_problem(&error, &map)))?;
         Ok(Self { path: path.into(), file, map, data: header + 8, metadata })
     }
 
@@ -90,7 +90,7 @@ fn inconsistent(path: &Path, problem: String) -> InputError {
 }
 
 /// What is wrong with the header of `file`.
-fn describe(error: &SafeTensorError, file: &[u8]) -> String {
+pub(crate) fn header_problem(error: &SafeTensorError, file: &[u8]) -> String {
     if file.starts_with(b"version https://git-lfs") {
         return "is a Git LFS pointer, not the weights themselves".into();
     }
