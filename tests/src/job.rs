@@ -245,9 +245,15 @@ impl Job {
             command.stdout(file.unwrap_or_else(|e| panic!("{}: {e}", path.display())));
         }
         let limits = self.limits.clone();
-        // SAFETY: setrlimit may be called between fork and exec, and the closure allocates nothing.
+        // SAFETY: setrlimit and close_range may be called between fork and exec, and the closure allocates nothing.
         unsafe {
             command.pre_exec(move || {
+                // A limit counts files that the tests' launcher left open, such as the file of a lock.
+                if !limits.is_empty()
+                    && libc::close_range(3, libc::c_uint::MAX, libc::CLOSE_RANGE_CLOEXEC as libc::c_int) != 0
+                {
+                    return Err(std::io::Error::last_os_error());
+                }
                 for &(resource, value) in &limits {
                     let limit = libc::rlimit { rlim_cur: value, rlim_max: value };
                     if libc::setrlimit(resource, &raw const limit) != 0 {
