@@ -1,47 +1,29 @@
 //! The `mpk_rank` of a kernel and everything that it points to, laid out in one block of memory.
 
-use crate::arrays::{GraphArrays, placement_of_rank};
+use crate::arrays::placement_of_rank;
 use crate::batch_memory::{BatchMemory, TablePlaces};
 use crate::control_writer::ControlWriter;
 use crate::error::Result;
-use crate::heap_layout::HeapLayout;
 use crate::image::Image;
+use crate::lasting::Lasting;
 use crate::memory::Layout;
 use crate::outputs::Outputs;
-use crate::plan::{BatchPlan, RunOptions};
+use crate::plan::BatchPlan;
 use crate::queues::Queues;
 use crate::tensors::Slot;
 use kernels_cu::abi;
 use std::mem::offset_of;
 use taskgraph::task_graph::TaskGraph;
 
-/// The inputs of the control memory. Addresses are those that the kernel uses.
+/// The inputs of the control memory: what all launches have, and what this one adds.
 pub(crate) struct Parts<'a> {
-    pub rank: u32,
-    pub world: u32,
-    pub schedulers: u32,
+    pub lasting: &'a Lasting,
     pub graphs: &'a [TaskGraph],
-    pub arrays: &'a [GraphArrays],
     pub slots: &'a [Vec<Slot>],
     pub plan: &'a BatchPlan,
-    pub options: &'a RunOptions,
     pub outputs: &'a Outputs,
-    pub heap: &'a HeapLayout,
-    /// The heap of each rank; 0 if stores cannot reach it.
+    /// The heap of each rank, by addresses that the kernel uses; 0 if stores cannot reach it.
     pub sym: &'a [u64],
-    /// How triggers from peers are added to counters (`mpk_signals`). The same on all ranks.
-    pub signals: u32,
-    /// The scratch memory of each worker.
-    pub scratch: &'a [u64],
-    /// Trace records, `[worker][capacity]`. Capacity 0 means none.
-    pub trace: u64,
-    pub trace_capacity: u64,
-    pub oversubscribed: u32,
-    pub threads_per_core: u32,
-    pub kernels: u64,
-    pub host_abort: u64,
-    /// CPU: the ring of the proxy, which carries data to ranks that stores cannot reach; otherwise 0.
-    pub proxy: u64,
 }
 
 /// The written control memory.
@@ -68,37 +50,38 @@ pub(crate) struct Control {
 impl Control {
     /// Lays out, allocates and writes everything.
     pub fn new(parts: &Parts<'_>, allocate: impl FnOnce(u64) -> Result<Image>) -> Result<Control> {
-        let workers = parts.scratch.len();
+        let lasting = parts.lasting;
+        let workers = lasting.scratch.len();
         // Without schedulers, one status belongs to the batch step.
-        let statuses = workers + (parts.schedulers as usize).max(1);
+        let statuses = workers + (lasting.schedulers as usize).max(1);
         let mut layout = Layout::default();
         let rank_at = layout.reserve(size_of::<abi::mpk_rank>() as u64, 128);
         let graphs_at = layout.reserve((parts.graphs.len() * size_of::<abi::mpk_graph>()) as u64, 128);
         let mut words = |count: usize| layout.reserve(count as u64 * 8, 128);
         let sym_at = words(parts.sym.len());
-        let pushed_at = words(parts.world as usize);
+        let pushed_at = words(lasting.world as usize);
         let scratch_at = words(workers);
         let trace_count_at = words(workers + 1);
         let status_at = layout.reserve((statuses * size_of::<abi::mpk_status>()) as u64, 128);
         let batch = BatchMemory::reserve(parts.graphs, parts.plan, &mut layout);
-        let places: Vec<_> = parts.arrays.iter().map(|arrays| arrays.reserve(&mut layout)).collect();
+        let places: Vec<_> = lasting.arrays.iter().map(|arrays| arrays.reserve(&mut layout)).collect();
         let table = batch.table();
         let queues =
-            Queues::reserve(parts.graphs, workers as u32, parts.schedulers, parts.world, &mut layout);
+            Queues::reserve(parts.graphs, workers as u32, lasting.schedulers, lasting.world, &mut layout);
 
         let mut image = allocate(layout.bytes())?;
-        let own_heap = parts.sym[parts.rank as usize];
+        let own_heap = parts.sym[lasting.rank as usize];
         let graphs: Vec<abi::mpk_graph> = parts
             .graphs
             .iter()
-            .zip(parts.arrays)
+            .zip(&lasting.arrays)
             .zip(places)
-            .zip(&parts.heap.counters)
+            .zip(&lasting.heap.counters)
             .map(|(((graph, arrays), places), counters)| {
                 arrays.write(graph, places, own_heap + counters, &mut image)
             })
             .collect();
-        if parts.kernels != 0 && kernels_cu::sanitizer::enabled() {
+        if lasting.kernels != 0 && kernels_cu::sanitizer::enabled() {
             for ((graph, arrays), slots) in parts.graphs.iter().zip(&graphs).zip(parts.slots) {
                 let addresses = slots.iter().map(|slot| slot.address);
                 kernels_cu::sanitizer::declare(graph, arrays.operands, addresses)?;
@@ -106,24 +89,24 @@ impl Control {
         }
         image.put(graphs_at, &graphs);
         image.put(sym_at, parts.sym);
-        image.put(scratch_at, parts.scratch);
+        image.put(scratch_at, &lasting.scratch);
         let batch = batch.write(parts.graphs, parts.slots, parts.plan, parts.outputs, &mut image);
         let (worker_queues, scheduler_queues) = queues.write(&mut image);
         let written = queues.written();
-        let stall = parts.options.stall.filter(|s| s.rank == parts.rank);
-        let traced = parts.trace_capacity > 0;
+        let stall = lasting.options.stall.filter(|s| s.rank == lasting.rank);
+        let traced = lasting.trace_capacity > 0;
         let rank = abi::mpk_rank {
             abi_version: abi::MPK_ABI_VERSION,
-            rank: parts.rank,
-            world: parts.world,
+            rank: lasting.rank,
+            world: lasting.world,
             num_workers: workers as u32,
-            num_schedulers: parts.schedulers,
+            num_schedulers: lasting.schedulers,
             num_graphs: parts.graphs.len() as u32,
             placement: placement_of_rank(parts.graphs),
-            oversubscribed: parts.oversubscribed,
-            threads_per_core: parts.threads_per_core,
+            oversubscribed: lasting.oversubscribed,
+            threads_per_core: lasting.threads_per_core,
             pad: 0,
-            deadline_ns: parts.options.deadline.as_nanos().min(u128::from(u64::MAX)) as u64,
+            deadline_ns: lasting.options.deadline.as_nanos().min(u128::from(u64::MAX)) as u64,
             sym: image.address(sym_at) as *mut _,
             control: own_heap as *mut _,
             graphs: image.address(graphs_at) as *mut _,
@@ -133,27 +116,27 @@ impl Control {
             batch_private: batch.private as *mut _,
             worker_queues: worker_queues as *mut _,
             scheduler_queues: scheduler_queues as *mut _,
-            remote_rings: parts.heap.rings,
-            remote_ring_bytes: parts.heap.ring_bytes,
-            remote_ring_capacity: parts.heap.ring_capacity,
+            remote_rings: lasting.heap.rings,
+            remote_ring_bytes: lasting.heap.ring_bytes,
+            remote_ring_capacity: lasting.heap.ring_capacity,
             remote_pushed: image.address(pushed_at) as *mut _,
-            kernels: parts.kernels as *const _,
+            kernels: lasting.kernels as *const _,
             scratch: image.address(scratch_at) as *mut _,
             status: image.address(status_at) as *mut _,
-            trace: if traced { parts.trace as *mut _ } else { std::ptr::null_mut() },
+            trace: if traced { lasting.trace as *mut _ } else { std::ptr::null_mut() },
             trace_count: image.address(trace_count_at) as *mut _,
-            trace_capacity: parts.trace_capacity,
+            trace_capacity: lasting.trace_capacity,
             stall_ns: stall.map_or(0, |s| s.time.as_nanos() as u64),
             stall_op: stall.map_or(u32::MAX, |s| s.op),
-            signals: parts.signals,
-            host_abort: parts.host_abort as *mut _,
-            proxy: parts.proxy as *mut _,
+            signals: lasting.signals,
+            host_abort: lasting.host_abort as *mut _,
+            proxy: lasting.proxy as *mut _,
         };
         image.put(rank_at, &[rank]);
         let published = (offset_of!(abi::mpk_control, iteration) as u64, 8);
-        let tails =
-            (0..u64::from(parts.world)).map(|sender| (parts.heap.rings + sender * parts.heap.ring_bytes, 8));
-        let tails = tails.filter(|_| parts.heap.ring_capacity > 0);
+        let tails = (0..u64::from(lasting.world))
+            .map(|sender| (lasting.heap.rings + sender * lasting.heap.ring_bytes, 8));
+        let tails = tails.filter(|_| lasting.heap.ring_capacity > 0);
         Ok(Control {
             image,
             written,
@@ -163,7 +146,7 @@ impl Control {
             trace_count: trace_count_at,
             table,
             queues,
-            pushed: (pushed_at, u64::from(parts.world) * 8),
+            pushed: (pushed_at, u64::from(lasting.world) * 8),
             heap_zeros: std::iter::once(published).chain(tails).collect(),
         })
     }

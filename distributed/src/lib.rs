@@ -16,6 +16,7 @@ pub mod fill;
 mod gibibytes;
 mod heap_layout;
 mod image;
+mod lasting;
 mod latency;
 pub mod launcher;
 mod meeting;

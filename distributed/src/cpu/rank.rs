@@ -10,6 +10,7 @@ use crate::error::{Error, Result};
 use crate::fill::TensorSource;
 use crate::heap_layout::HeapLayout;
 use crate::image::Image;
+use crate::lasting::Lasting;
 use crate::memory::{HugeBuffer, Pages};
 use crate::outputs::Outputs;
 use crate::plan::{BatchPlan, RunOptions};
@@ -36,73 +37,28 @@ pub struct CpuRank {
     /// The parts from which a launch's control memory is made.
     lasting: Lasting,
     /// Memory that the kernel's structs point to. Kept alive only.
+    _kernels: Vec<abi::mpk_kernel>,
     _areas: [HugeBuffer; 4],
 }
 
-/// The parts that stay the same from launch to launch.
-struct Lasting {
-    rank: u32,
-    world: u32,
-    schedulers: u32,
-    arrays: Vec<GraphArrays>,
-    heap: HeapLayout,
-    /// Flagged words outside the first bytes of the heap. They must be zero before a launch.
-    flagged: Vec<Slot>,
-    /// The scratch memory of each worker.
-    scratch: Vec<u64>,
-    trace: u64,
-    trace_capacity: u64,
-    options: RunOptions,
-    /// `mpk_cores`.
-    oversubscribed: u32,
-    threads_per_core: u32,
-    kernels: Vec<abi::mpk_kernel>,
-    /// The ring of the proxy, or 0.
-    proxy: u64,
-}
-
-impl Lasting {
-    /// Outputs and control memory for the requests of `plan`.
-    fn launch(
-        &self,
-        graphs: &[TaskGraph],
-        slots: &[Vec<Slot>],
-        plan: &BatchPlan,
-        heap: &SymmetricHeap,
-    ) -> Result<(Outputs, Control)> {
-        let me = self.rank;
-        let in_place = |what: &'static str| {
-            move |bytes: u64| HugeBuffer::new(me, what, bytes as usize).map(Image::in_place)
-        };
-        let outputs = Outputs::new(plan, in_place("the results"))?;
-        let bases: Vec<u64> = heap.bases().iter().map(|&base| base as u64).collect();
-        let control = Control::new(
-            &Parts {
-                rank: me,
-                world: self.world,
-                schedulers: self.schedulers,
-                graphs,
-                arrays: &self.arrays,
-                slots,
-                plan,
-                options: &self.options,
-                outputs: &outputs,
-                heap: &self.heap,
-                sym: &bases,
-                signals: abi::MPK_SIGNALS_DIRECT,
-                scratch: &self.scratch,
-                trace: self.trace,
-                trace_capacity: self.trace_capacity,
-                oversubscribed: self.oversubscribed,
-                threads_per_core: self.threads_per_core,
-                kernels: self.kernels.as_ptr() as u64,
-                host_abort: 0,
-                proxy: self.proxy,
-            },
-            in_place("the batch state"),
-        )?;
-        Ok((outputs, control))
-    }
+/// Outputs and control memory for the requests of `plan`.
+fn prepare(
+    lasting: &Lasting,
+    graphs: &[TaskGraph],
+    slots: &[Vec<Slot>],
+    plan: &BatchPlan,
+    heap: &SymmetricHeap,
+) -> Result<(Outputs, Control)> {
+    let me = lasting.rank;
+    let in_place =
+        |what: &'static str| move |bytes: u64| HugeBuffer::new(me, what, bytes as usize).map(Image::in_place);
+    let outputs = Outputs::new(plan, in_place("the results"))?;
+    let bases: Vec<u64> = heap.bases().iter().map(|&base| base as u64).collect();
+    let control = Control::new(
+        &Parts { lasting, graphs, slots, plan, outputs: &outputs, sym: &bases },
+        in_place("the batch state"),
+    )?;
+    Ok((outputs, control))
 }
 
 /// How `threads` of a rank share its cores (`mpk_cores`). With `proxy`, there is one more thread, which sends to other nodes.
@@ -170,16 +126,18 @@ impl CpuRank {
             arrays,
             flagged: flagged(&graphs, &slots).collect(),
             heap: heap_layout,
+            signals: abi::MPK_SIGNALS_DIRECT,
             scratch: scratch_of,
             trace: trace.as_ptr() as u64,
             trace_capacity,
             options: options.clone(),
             oversubscribed: sharing(&cores, workers + schedulers, world.proxy().is_some()),
             threads_per_core: threads_per_core(&cores, workers + schedulers, world.node_size()),
-            kernels,
+            kernels: kernels.as_ptr() as u64,
+            host_abort: 0,
             proxy: world.proxy().map_or(0, |proxy| proxy.ring() as u64),
         };
-        let (outputs, control) = lasting.launch(&graphs, &slots, &plan, &heap)?;
+        let (outputs, control) = prepare(&lasting, &graphs, &slots, &plan, &heap)?;
         Ok(CpuRank {
             common: Common { graphs, slots, outputs: Arc::new(outputs), constant_bytes: layout.constants },
             cores,
@@ -187,6 +145,7 @@ impl CpuRank {
             trace,
             heap,
             lasting,
+            _kernels: kernels,
             _areas: [weights, persistent, activations, scratch],
         })
     }
@@ -203,7 +162,7 @@ impl CpuRank {
             }
         }
         let Common { graphs, slots, .. } = &self.common;
-        let (outputs, control) = self.lasting.launch(graphs, slots, plan, &self.heap)?;
+        let (outputs, control) = prepare(&self.lasting, graphs, slots, plan, &self.heap)?;
         self.common.outputs = Arc::new(outputs);
         self.control = control;
         Ok(())

@@ -2,11 +2,11 @@
 
 use super::device::Context;
 use super::host_ring::HostRing;
-use super::lasting::Lasting;
 use super::launch::Launcher;
 use super::library::{Kernel, Library, Shape};
 use super::machine::{Machine, Scratch, schedulers, trace_capacity};
 use super::memory::{DeviceBuffer, PinnedBuffer, Stream};
+use super::prepare::prepare;
 use super::probe_kernels::ProbeKernels;
 use super::symmetric::{HeapOptions, SymmetricHeap, Transport};
 use super::weights::{self, WeightKernels};
@@ -18,6 +18,7 @@ use crate::error::{Error, Result};
 use crate::fill::TensorSource;
 use crate::gibibytes::gibibytes;
 use crate::heap_layout::HeapLayout;
+use crate::lasting::Lasting;
 use crate::plan::{BatchPlan, RunOptions};
 use crate::tensors::{Bases, TensorLayout, constants, flagged, flagged_activations};
 use crate::trace;
@@ -220,11 +221,13 @@ impl CudaRank {
                 trace: trace.address(),
                 trace_capacity,
                 options: options.clone(),
-                oversubscribed: machine.sharing > 1,
+                oversubscribed: u32::from(machine.sharing > 1),
+                threads_per_core: 0,
+                kernels: 0,
                 host_abort: host_abort.as_ptr() as u64,
                 proxy: host_ring.as_ref().map_or(0, HostRing::address),
             };
-            let made = lasting.launch(&context, &stream, &graphs, &slots, &plan, heap.bases())?;
+            let made = prepare(&context, &stream, &lasting, &graphs, &slots, &plan, heap.bases())?;
             Ok((lasting, made))
         };
         let (lasting, (outputs, control, control_memory)) = agreed(world, write())?;
@@ -276,7 +279,7 @@ impl CudaRank {
             }
         }
         let Common { graphs, slots, .. } = &self.common;
-        let made = self.lasting.launch(context, stream, graphs, slots, plan, self.heap.bases())?;
+        let made = prepare(context, stream, &self.lasting, graphs, slots, plan, self.heap.bases())?;
         let (outputs, control, control_memory) = made;
         self.common.outputs = Arc::new(outputs);
         self.control = control;
