@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value};
 
-use crate::model::error::InputError;
+use crate::model::{error::InputError, files};
 
 /// Parses `bytes`. A syntax error names the line and column in `file`.
 pub(crate) fn parse(file: &str, bytes: &[u8]) -> Result<Value, InputError> {
@@ -18,7 +18,7 @@ fn not_json(bytes: &[u8]) -> Option<&'static str> {
         [] => Some("is empty"),
         [0xef, 0xbb, 0xbf, ..] => Some("begins with a byte order mark; save it as UTF-8 without one"),
         [0xff, 0xfe, ..] | [0xfe, 0xff, ..] => Some("is UTF-16; save it as UTF-8"),
-        _ if bytes.starts_with(b"version https://git-lfs") => {
+        _ if files::is_lfs_pointer(bytes) => {
             Some("is a Git LFS pointer, not the file itself; run `git lfs pull`")
         }
         _ => None,

@@ -91,7 +91,7 @@ fn inconsistent(path: &Path, problem: String) -> InputError {
 
 /// What is wrong with the header of `file`.
 pub(crate) fn header_problem(error: &SafeTensorError, file: &[u8]) -> String {
-    if file.starts_with(b"version https://git-lfs") {
+    if files::is_lfs_pointer(file) {
         return "is a Git LFS pointer, not the weights themselves".into();
     }
     let length = file.len();

@@ -37,6 +37,11 @@ pub fn read_if_there(path: &Path) -> Result<Option<Vec<u8>>, InputError> {
     }
 }
 
+/// True if a file with these bytes only stands for one that Git LFS has not fetched.
+pub fn is_lfs_pointer(bytes: &[u8]) -> bool {
+    bytes.starts_with(b"version https://git-lfs")
+}
+
 /// True if `path` is there in any form, even as a link to nothing. [`open`] and [`read`] say what is wrong with it.
 pub fn is_there(path: &Path) -> bool {
     fs::symlink_metadata(path).is_ok()

@@ -9,5 +9,5 @@ mod output;
 #[cfg(test)]
 mod tests;
 
-pub use input::{is_there, open, read, read_if_there};
+pub use input::{is_lfs_pointer, is_there, open, read, read_if_there};
 pub use output::{check, failed, report_size_limits, write};
