@@ -20,12 +20,13 @@ WIDE_ROWS = {20: 6, 64: 6, 65: 4, 130: 4, 300: 3, 1025: 2, 2048: 1}
 SHARED_ROWS = [1, 5, 16]
 LONG_ROWS = {129: 1, 300: 64}  # graphs of attention only, with as many rows as a chunk of a prompt: page size
 # Rows of several sequences in one iteration: the rows of each, page size, rotation of the shapes, attributes. `many` has more tasks
-# than a GPU has workers, so that a task has several heads and several slots; `long` has the steps for many rows on GPUs that have them
+# than workers, so that a task has several heads and several slots; `long` has the steps for many rows on GPUs that have them
 SEQUENCES = {
     "few": ([5, 1, 17, 2, 1, 9], 4, 0, {}),
     "many": ([1 + i % 4 for i in range(40)], 16, 2, {"splits": 1, "prefill": False}),
     "long": ([120, 1, 1, 130, 3, 1, 44], 64, 0, {}),
 }
+WORKERS = {"sequences-many": 4}  # of graphs that need few
 POISON = (("MPK_DEBUG_POISON", "1"),)
 
 
@@ -109,7 +110,7 @@ def choices(check, g, world):
 
 def work(check, worlds):
     """[(graph, job)]."""
-    return [(g, Job(path, world, environment=POISON, **choice)) for g, path, world in graphs(check, worlds)
+    return [(g, Job(path, world, workers=WORKERS.get(g.name), environment=POISON, **choice)) for g, path, world in graphs(check, worlds)
             for choice in choices(check, g, world)]
 
 

@@ -236,7 +236,8 @@ struct Attention : TaskCode {
     }
   }
 
-  /* All heads, one after the other. */
+  /* All heads, one after the other. These tiles lay out the work area in their own way: the next head's or slot's queries may lie where
+   * this one's results are. So a task of several slots has a barrier before and after. */
   template <class Tile>
   static __device__ __forceinline__ int attend_all(Context& context, Share& share, bool first) {
     if (!kOneSlot && !first) {
@@ -244,8 +245,9 @@ struct Attention : TaskCode {
     }
 #pragma unroll 1
     for (;;) {
-      if (const int code = attend<Tile, 1>(context, share, first); code != MPK_OK || share.in_views + 1 == Heads) return code;
-      if (const int code = context.sync(); code != MPK_OK) return code;
+      const int code = attend<Tile, 1>(context, share, first);
+      if (kOneSlot || code != MPK_OK) return code;
+      if (const int after = context.sync(); after != MPK_OK || share.in_views + 1 == Heads) return after;
       if (context.lane == 0) {
         ++share.in_views;
         ++share.kv_head;
