@@ -54,7 +54,7 @@ class Loader {
     if (capped) oldest_.next<kStages>();
     else ++in_flight_;
     poke(shared.streamed, ++count_);
-    if constexpr (kCountsStreamed) bytes_ += full_batch_ ? bytes : 0;
+    if constexpr (kCountsStreamed) bytes_ += full_batch_ && !cache_now_ ? bytes : 0;
     uint64_t* full = &shared.stage_full[place_.index];
     uint8_t* to = stage_at(place_.index);
 #if __CUDA_ARCH__ >= 900
@@ -95,7 +95,7 @@ class Loader {
     cache_now_ = false;
   }
 
-  /* Bytes that have been streamed in steps of a full batch; only where kCountsStreamed. */
+  /* Bytes of constant operands that have been streamed in steps of a full batch; only where kCountsStreamed. */
   __device__ __forceinline__ uint64_t streamed() const { return bytes_; }
 
   /* The loader lends the ring to the fetch warp, which brings what this task needs, and waits until the ring is returned. Returns
