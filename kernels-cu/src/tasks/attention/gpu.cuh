@@ -245,9 +245,8 @@ struct Attention : TaskCode {
     }
 #pragma unroll 1
     for (;;) {
-      const int code = attend<Tile, 1>(context, share, first);
-      if (kOneSlot || code != MPK_OK) return code;
-      if (const int after = context.sync(); after != MPK_OK || share.in_views + 1 == Heads) return after;
+      if (const int code = attend<Tile, 1>(context, share, first); code != MPK_OK || (kOneSlot && share.in_views + 1 == Heads)) return code;
+      if (const int code = context.sync(); code != MPK_OK || (!kOneSlot && share.in_views + 1 == Heads)) return code;
       if (context.lane == 0) {
         ++share.in_views;
         ++share.kv_head;
