@@ -1,5 +1,5 @@
-//! How long a put of 8 KB (or BYTES) with its signal takes between two nodes, beside MPI's own messages, and how long an exchange
-//! in which both nodes put at once.
+//! Measures the time of a put of 8 KB (or BYTES) with its signal between two nodes, compared with MPI's own messages,
+//! and the time of an exchange in which both nodes put at once.
 //!
 //! `mpirun -H node1:1,node2:1 target/release/examples/proxy_latency [ROUNDS [BYTES]]`
 

@@ -41,7 +41,7 @@ const YIELD: &str = "OMPI_MCA_mpi_yield_when_idle";
 /// No other thread runs yet: the environment changes.
 pub unsafe fn yield_in_mpi() {
     let ranks = Place::from_environment().local_size.unwrap_or(1) as usize;
-    // A single rank has nobody to yield to, however few cores there are, and need not ask the launcher.
+    // A single rank has no other rank to yield to, however few cores there are, so the launcher need not be asked.
     if ranks > 1 && ranks > allowed() && std::env::var_os(YIELD).is_none() {
         // SAFETY: the caller's.
         unsafe { std::env::set_var(YIELD, "1") };

@@ -62,7 +62,7 @@ pub enum Error {
     },
     /// The ranks built different graphs.
     #[error(
-        "rank {rank} built a graph {graph} that differs from the one rank 0 expects of it (digest {found:016x}, expected {expected:016x})"
+        "rank {rank} built a graph {graph} that differs from the one that rank 0 built for it (digest {found:016x}, expected {expected:016x})"
     )]
     Digest {
         /// The rank.

@@ -95,7 +95,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "values of 100")]
-    fn what_does_not_fit_is_refused() {
+    fn values_outside_the_image_are_refused() {
         Image::at(HugeBuffer::new(0, "a test", 100).unwrap(), 0).put(96, &[1u32, 2]);
     }
 }

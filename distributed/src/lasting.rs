@@ -1,4 +1,4 @@
-//! What a rank's launches have in common, whatever its target.
+//! What all launches of a rank have in common, on any target.
 
 use crate::arrays::GraphArrays;
 use crate::heap_layout::HeapLayout;

@@ -51,8 +51,8 @@ pub fn latency(world: &World, bytes: usize, rounds: u32) -> Result<Option<Latenc
     let own = heap.as_ptr().cast::<u64>();
     let mut sym: Vec<*mut u8> = vec![std::ptr::null_mut(); world.size() as usize];
     sym[me as usize] = heap.as_ptr();
-    // Runs on the cores that a worker has, whatever the launcher has bound this thread to. If a rank has one core, the proxy shares
-    // it.
+    // Runs on the cores that a worker has, although the launcher may have bound this thread to others. If a rank has
+    // one core, the proxy shares it.
     let cores = world.cores().own;
     bind(&cores[..cores.len().min(1)]);
     let rank = abi::mpk_rank {

@@ -1,7 +1,7 @@
 //! Errors of MPI calls whose callers do not handle them.
 //!
-//! By default, such an error ends the process with the error's number as its status, and without a word about the rank that caused it.
-//! What Open MPI prints then is not made for several threads (see `watch/ending.rs`).
+//! By default, such an error ends the process. Its status is then the error's number, and no message names the rank
+//! that caused it. Open MPI's code that prints the error is not thread-safe (see `watch/ending.rs`).
 
 use crate::watch::Watch;
 use mpi::ffi;
@@ -13,7 +13,7 @@ use std::sync::OnceLock;
 
 static WATCH: OnceLock<Watch> = OnceLock::new();
 
-/// An MPI error handler, without the arguments that are different for each MPI library.
+/// An MPI error handler, without the arguments that differ between MPI libraries.
 type Handler = unsafe extern "C" fn(*mut ffi::MPI_Comm, *mut c_int);
 
 /// From now on, an error of a call on `communicator`, or on one that is made from it, goes to [`Watch::call_failed`].

@@ -1,6 +1,7 @@
-//! Files of Open MPI that nobody else removes: those of a call in which a process ends, and those of a job whose launcher has died.
+//! Removes files of Open MPI that would otherwise stay: those of a call in which a process ends, and those of a job
+//! whose launcher has died.
 //!
-//! Errors are ignored everywhere: a file may be gone already, and otherwise nothing else can be done.
+//! All errors are ignored: a file may be gone already, and there is no other way to remove it.
 
 use rustix::process::geteuid;
 use std::fs;

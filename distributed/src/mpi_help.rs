@@ -1,13 +1,14 @@
-//! Open MPI's own messages about lost connections.
+//! Sends Open MPI's own messages about lost connections to the log.
 //!
-//! Open MPI 4 hands such a message to the launcher and waits, inside whatever call has noticed the loss, until the launcher has taken it.
-//! mpirun takes nothing while it ends the job's ranks, for seconds. So this rank could neither hear from the other nodes nor tell them
-//! anything, just when somebody has to say which rank is lost.
+//! Open MPI 4 hands such a message to the launcher. The call that noticed the loss then waits until the launcher has
+//! taken the message. While mpirun ends the job's ranks, it takes no message for seconds. During that time this rank
+//! could neither send to the other nodes nor receive from them, although a report of the lost rank is needed at that
+//! moment.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 
-/// The variable in which Open MPI keeps the function that shows a message. Its arguments: a file and a topic in it, whether to draw lines
-/// around, and what the text needs.
+/// The variable in which Open MPI keeps the function that shows a message. Its arguments: a file, a topic in it,
+/// whether to draw lines around the message, and the values that the text contains.
 const VARIABLE: &CStr = c"opal_show_help";
 
 type Show = unsafe extern "C" fn(*const c_char, *const c_char, bool) -> c_int;

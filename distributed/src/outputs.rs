@@ -109,7 +109,7 @@ impl Outputs {
         unsafe { AtomicU64::from_ptr(&raw mut (*header).finished).load(Ordering::Acquire) }
     }
 
-    /// Statistics of the batch step. They need not belong to the same moment.
+    /// Statistics of the batch step. They may have been read at slightly different times.
     pub fn figures(&self) -> Figures {
         let header = self.image.host::<abi::mpk_batch_output>(0, 1);
         // SAFETY: live words that the kernel stores atomically. Relaxed: no other memory is read because of them.

@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn what_follows_comes_after_its_cause_and_idle_workers_say_nothing() {
+    fn causes_come_first_and_idle_workers_are_not_listed() {
         let mut last = waits(8, EventId::nvshmem(0, 5), 12, 8);
         last.timed_out = 1;
         let statuses = [
@@ -350,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn of_very_many_waits_the_first_are_told() {
+    fn only_the_first_of_many_waits_are_listed() {
         let statuses: Vec<_> = (0..100).map(|w| waits(2 + w, EventId::local(0, 7 + w), 8, 4)).rev().collect();
         let told = lines(graph(100, Placement::Static), &statuses, 100);
         assert_eq!(told.len(), MOST_LINES);
@@ -362,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn waits_without_a_task_in_hand() {
+    fn waits_without_a_task() {
         let mut idle = status(abi::MPK_WORKER_IDLE, 0);
         idle.timed_out = 1;
         let end = waits(0, EventId::local(0, EventId::END_OF_GRAPH), 3, 2);
@@ -392,7 +392,8 @@ mod tests {
         );
     }
 
-    /// Another rank's error often arrives before this rank's kernel has ended. This rank's own report is not lost then.
+    /// Another rank's error often arrives before this rank's kernel has ended. This rank's own report must not be lost
+    /// then.
     #[test]
     fn a_rank_reports_what_it_waited_for_although_another_rank_has_failed_first() {
         let other = || Err(Error::AtRank { rank: 0, status: 4, message: "its report".into() });

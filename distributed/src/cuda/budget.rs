@@ -52,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn too_much_is_refused_with_what_takes_it() {
+    fn too_little_memory_is_refused_with_a_list_of_its_uses() {
         let mut budget = Budget::default();
         budget.add("weights", 16 << 30);
         budget.add("key-value cache", 512 << 20);

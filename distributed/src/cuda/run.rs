@@ -287,8 +287,8 @@ impl CudaRank {
         Error::Device { rank: world.rank(), reason: error.to_string(), place: self.place(watch) }
     }
 
-    /// The kernel does not end. Reports the states of its loops, as far as the device still answers, and leaves the kernel to the
-    /// end of the process.
+    /// The kernel does not end. Reports the states of its loops if the device still answers. The end of the process
+    /// then ends the kernel.
     fn give_up(&self, world: &World, watch: &Watch) -> Error {
         let code = match watch.last.abort {
             0 => abi::MPK_ABORT_DEADLINE,

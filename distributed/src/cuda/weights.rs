@@ -370,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn what_lies_outside_its_tensor_is_refused() {
+    fn pieces_outside_their_tensor_are_refused() {
         let tensor = matrix(40, 30);
         assert!(check_inside(&tensor, &piece(8, 32, 30)).is_ok());
         assert!(check_inside(&tensor, &piece(9, 32, 30)).is_err());

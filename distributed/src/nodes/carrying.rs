@@ -164,7 +164,7 @@ impl<L: Link> Thread<L> {
         Ok(())
     }
 
-    /// Sends the content of the ring, as far as its receivers accept it.
+    /// Sends as much of the ring as its receivers accept.
     fn send_frames(&mut self) -> std::result::Result<bool, Failed> {
         let mut any = false;
         while let Some(to) = self.shared.ring.next() {

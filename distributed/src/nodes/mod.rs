@@ -25,7 +25,8 @@ impl Nodes {
         Nodes { of: vec![0; ranks as usize], names: vec![name.into()] }
     }
 
-    /// From each rank's word for its node and the node's name. Ranks that share memory have the same word, and no others do.
+    /// Each rank gives a number for its node, and the node's name. Exactly the ranks that share memory give the same
+    /// number.
     pub(crate) fn new(ranks: &[(u32, String)]) -> Nodes {
         let mut words: Vec<u32> = Vec::new();
         let mut nodes = Nodes { of: Vec::new(), names: Vec::new() };

@@ -58,8 +58,8 @@ impl Ringer {
 }
 
 impl Proxy {
-    /// Starts to send between `rank` and `peers`, on a communicator that nobody else uses. Its thread runs on `cores`, whatever the
-    /// launcher has bound this thread to.
+    /// Starts to send between `rank` and `peers`, on a communicator that nobody else uses. The proxy's thread runs on
+    /// `cores`, although the launcher may have bound this thread to others.
     pub fn begin(
         rank: u32,
         communicator: ffi::MPI_Comm,

@@ -1,5 +1,5 @@
-//! The turns of a rank's proxy, by its own thread and by workers that wait. A worker that shares its core with the proxy takes the turns
-//! itself: to switch to the proxy's thread and back would take longer than the turn.
+//! The turns of a rank's proxy, by its own thread and by workers that wait. A worker that shares its core with the
+//! proxy takes the turns itself, because switching to the proxy's thread and back would take longer than the turn.
 
 use super::carrying::Thread;
 use super::link::Link;

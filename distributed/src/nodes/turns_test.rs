@@ -84,7 +84,7 @@ impl Rank {
 }
 
 #[test]
-fn what_waiting_workers_and_the_proxy_carry_together_arrives_once_and_in_order() {
+fn puts_carried_by_workers_and_proxy_arrive_once_and_in_order() {
     for (delay, room) in [(0, 16), (0, 1), (300, 2)] {
         let mut both = ranks(Duration::from_micros(delay), room).map(|(shared, thread)| {
             let heap = HugeBuffer::new(0, "a heap", (DATA + WORDS) * 8).expect("memory");

@@ -219,8 +219,8 @@ impl std::fmt::Debug for Client {
 }
 
 impl Client {
-    /// Accepts all of the requests or none. Returns their numbers, counted from 1. They start together, as far as the kernel has room for
-    /// them. Never waits.
+    /// Accepts all of the requests or none. Returns their numbers, counted from 1. Those for which the kernel has room
+    /// start together. Never waits.
     ///
     /// # Errors
     /// There is no room now or ever, or the engine is ending.

@@ -369,7 +369,7 @@ impl<T: Target> Host<T> for Leader {
 }
 
 impl Drop for Leader {
-    /// Even after a panic of this thread, no client waits for a request that nobody serves.
+    /// Even if this thread panics, no client keeps waiting for a request that will never be served.
     fn drop(&mut self) {
         self.end_all("serving is over");
     }

@@ -31,20 +31,20 @@ pub(super) trait Host<T> {
     fn wire(&mut self) -> &mut Wire;
 }
 
-/// How long another host has owed something. Time in which this process was stopped does not count.
+/// How long this host has waited for an answer of another host. Time in which this process was stopped does not count.
 #[derive(Debug, Default)]
 pub(super) struct Owed(Option<(Instant, Duration)>);
 
 impl Owed {
-    /// Nothing is owed, or something has arrived.
+    /// No answer is awaited, or something has arrived.
     pub fn reset(&mut self) {
         self.0 = None;
     }
 
-    /// Called at every turn while rank `rank` owes something.
+    /// Called at every turn while an answer of rank `rank` is awaited.
     ///
     /// # Errors
-    /// It has owed it for longer than `deadline`.
+    /// The answer has been awaited for longer than `deadline`.
     pub fn check(&mut self, rank: usize, deadline: Duration) -> Result<()> {
         /// Longer than a turn takes.
         const MOST: Duration = Duration::from_millis(50);

@@ -60,7 +60,7 @@ impl Table {
         Ok(true)
     }
 
-    /// Lets the kernel see the first `most` entries, as far as they have been written and have arrived.
+    /// Lets the kernel see those of the first `most` entries that have been written and have arrived.
     pub fn count(&mut self, most: u64, outputs: &Outputs, writer: &impl ControlWriter) -> Result<()> {
         let count = self.written.min(most);
         if self.counted >= count {

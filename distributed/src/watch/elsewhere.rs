@@ -100,13 +100,13 @@ pub(crate) fn lost(silent: &[&Seen], all: &[Seen], seconds: u64, deadline: f64) 
         let whole = all.iter().filter(|seen| seen.node.as_deref() == Some(node)).count() == of_node.len();
         parts.push(
             match whole {
-                true => format!("node {node} is lost: no sign of life of it ({ranks}"),
-                false => format!("{ranks} on node {node} gone: no sign of life ("),
+                true => format!("node {node} is lost: it gave no sign of life ({ranks}"),
+                false => format!("{ranks} on node {node} gave no sign of life ("),
             } + &format!("{}last in `{}`)", if whole { "; " } else { "" }, of_node[0].phase),
         );
     }
     format!(
-        "{} for {seconds} s (--deadline {deadline}); the link to it, the machine or its processes have stopped",
+        "{} for {seconds} s (--deadline {deadline}); the link, the machine or its processes have stopped",
         parts.join(", ")
     )
 }
@@ -116,7 +116,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_rank_says_is_seen_until_it_says_goodbye() {
+    fn a_ranks_state_is_visible_until_it_leaves() {
         let own = Slot::default();
         own.set_phase("the run");
         own.set_state(State::Runs);
@@ -151,12 +151,14 @@ mod tests {
         let all = [seen(1, "b"), seen(2, "b"), seen(3, "c")];
         let text = lost(&[&all[0], &all[1]], &all, 5, 5.0);
         assert!(
-            text.starts_with("node b is lost: no sign of life of it (ranks 1, 2; last in `the run`) for 5 s"),
+            text.starts_with(
+                "node b is lost: it gave no sign of life (ranks 1, 2; last in `the run`) for 5 s"
+            ),
             "{text}"
         );
         let text = lost(&[&all[1]], &all, 5, 5.0);
         assert!(
-            text.starts_with("rank 2 on node b gone: no sign of life (last in `the run`) for 5 s"),
+            text.starts_with("rank 2 on node b gave no sign of life (last in `the run`) for 5 s"),
             "{text}"
         );
     }

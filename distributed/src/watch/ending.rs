@@ -87,7 +87,7 @@ impl Watch {
         self.give_up(None);
     }
 
-    /// Ends this process, and thereby the job, with status 4, and reports `message`.
+    /// Reports `message` and ends this process with status 4, which ends the job.
     pub(crate) fn give_up(&self, message: Option<String>) -> ! {
         self.set_state(State::Ended);
         let tell = self.0.options.tell;
@@ -197,14 +197,15 @@ fn within(patience: Duration, work: impl FnOnce() + Send + 'static) {
 /// Runs `last` and waits until no compilation runs, when `holders` values of [`Held`] are left. Then ends the process with status 4.
 /// Nothing can delay this for longer than `patience`.
 ///
-/// The launcher ends the job when it sees the status. MPI_Abort, which would tell it, may not be called: other threads of this process may
-/// be in MPI, and what it prints is not made for several threads (`opal_show_help` of Open MPI 4 has one scanner, without a lock).
+/// The launcher ends the job when it sees the status. MPI_Abort would tell it, but must not be called: other threads of
+/// this process may be in MPI, and the code that prints MPI_Abort's message is not thread-safe (`opal_show_help` of
+/// Open MPI 4 has one scanner, without a lock).
 fn end(last: impl FnOnce() + Send + 'static, holders: usize, patience: Duration) -> ! {
     within(patience, move || {
         last();
         mpi_files::remove_half_made_windows();
         signals::await_holders(holders);
     });
-    // SAFETY: ends the process, so nothing of it is used afterwards.
+    // SAFETY: ends the process, so no memory is used afterwards.
     unsafe { libc::_exit(STATUS) }
 }

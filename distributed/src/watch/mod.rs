@@ -323,7 +323,8 @@ impl Watch {
         }
         drop(waiting);
         self.set_state(State::Left);
-        // The rank may have ended because nobody reads its output any more, before the watch's next look.
+        // This rank may end because its output has no reader any more, that is, because the launcher has ended. The
+        // watch may not have checked the launcher since then.
         if let Some((launcher, _)) = self.lost_launcher() {
             self.clean_up_after(launcher);
         }
@@ -429,7 +430,7 @@ impl Watch {
             self.end_if_held_up(&mut held_up);
             self.end_if_asked(&mut held, &mut asked);
             let all_here = everybody.is_none_or(|all| others.is_some_and(|o| o.len() as u32 + 1 >= all));
-            // Ranks that have met over MPI have started, as far as they can.
+            // Ranks that have met over MPI have started, so from then on the checks are less frequent.
             std::thread::sleep(if all_here || own.step > FIRST_STEPS { TICK } else { FIRST_TICKS });
         }
     }

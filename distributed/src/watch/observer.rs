@@ -19,7 +19,7 @@ const LEAST_ELSEWHERE: Duration = Duration::from_secs(900);
 const LEAST_START: Duration = Duration::from_secs(120);
 /// After this long without a sign of life the system is asked.
 const DOUBTFUL: Duration = Duration::from_millis(150);
-/// A moment counts for no more than this: a job that was stopped as a whole goes on where it was.
+/// The time between two checks counts as at most this long, so that a job that was stopped as a whole can continue.
 const LONGEST_MOMENT: Duration = Duration::from_millis(250);
 
 /// Why the job has to end.
@@ -83,8 +83,8 @@ impl Observer {
     }
 
     /// One check, `moment` after the last one: of this rank (`own`) and of the others of its node, if their table was found.
-    /// `limit` is the maximum duration of this wait, whatever the others do. `idle` means that the kernel that the rank runs has
-    /// nothing to do.
+    /// `limit` is the maximum duration of this wait, even if all other ranks are alive. `idle` means that the kernel
+    /// that the rank runs has nothing to do.
     pub(crate) fn look(
         &mut self,
         moment: Duration,
@@ -241,8 +241,10 @@ fn missing(own: &Seen, late: &[(&Seen, Fate)]) -> String {
             true if seen.phase != own.phase => {
                 format!("rank {rank} did not reach `{}` ({why}; last in `{}`)", own.phase, seen.phase)
             }
-            _ if seen.phase == own.phase => format!("rank {rank} did not go on in `{}` ({why})", own.phase),
-            _ => format!("rank {rank} did not get through `{}` ({why}; last in `{}`)", own.phase, seen.phase),
+            _ if seen.phase == own.phase => {
+                format!("rank {rank} did not continue in `{}` ({why})", own.phase)
+            }
+            _ => format!("rank {rank} did not finish `{}` ({why}; last in `{}`)", own.phase, seen.phase),
         });
     }
     if text.is_empty() { format!("`{}` did not end", own.phase) } else { text }
@@ -328,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn a_silent_node_is_lost_whatever_this_rank_does() {
+    fn a_silent_node_is_lost_even_while_this_rank_works() {
         for state in [State::Works, State::Waits, State::Calls, State::Runs] {
             let own = rank(0, state, 7, "the run");
             let far = |r| Seen { node: Some("b".into()), ..rank(r, State::Runs, 7, "the run") };
@@ -362,9 +364,9 @@ mod tests {
             }
         };
         let text = named(Duration::from_millis(600));
-        assert!(text.starts_with("node b is lost: no sign of life of it (ranks 2, 3;"), "{text}");
+        assert!(text.starts_with("node b is lost: it gave no sign of life (ranks 2, 3;"), "{text}");
         let text = named(Duration::from_millis(4900));
-        assert!(text.starts_with("rank 2 on node b gone: no sign of life"), "{text}");
+        assert!(text.starts_with("rank 2 on node b gave no sign of life"), "{text}");
     }
 
     #[test]
@@ -393,7 +395,7 @@ mod tests {
         assert!(when > Duration::from_secs(4) && when < Duration::from_secs(5), "{when:?}");
         let text = text(verdict);
         assert!(
-            text.starts_with("rank 1 did not get through `trace` (it waits there; last in `release`)"),
+            text.starts_with("rank 1 did not finish `trace` (it waits there; last in `release`)"),
             "{text}"
         );
     }
@@ -409,7 +411,7 @@ mod tests {
     }
 
     #[test]
-    fn ranks_that_never_came_are_named() {
+    fn ranks_that_never_started_are_named() {
         let own = rank(0, State::Calls, 1, "MPI's start-up");
         let mut observer = Observer::new(Duration::from_secs(1), Some(4));
         let others = [Seen { beats: 0, ..rank(2, State::Calls, 1, "MPI's start-up") }];
@@ -434,7 +436,7 @@ mod tests {
     }
 
     #[test]
-    fn a_limit_holds_whatever_the_others_do() {
+    fn a_limit_holds_even_if_all_other_ranks_are_alive() {
         let own = rank(0, State::Waits, 7, "results");
         let others = vec![rank(1, State::Runs, 6, "run")];
         let limit = Some(Duration::from_secs(2));
@@ -448,13 +450,13 @@ mod tests {
         let verdict = (0..4000).find_map(|_| observer.look(TICK, &own, Some(&others), (limit, false), fate));
         let text = text(verdict.expect("a verdict"));
         assert!(
-            text.starts_with("rank 1 did not go on in `results` (its process is stopped) within 2 s"),
+            text.starts_with("rank 1 did not continue in `results` (its process is stopped) within 2 s"),
             "{text}"
         );
     }
 
     #[test]
-    fn a_stopped_rank_is_lost_to_a_job_without_work_alone() {
+    fn only_an_idle_job_loses_a_stopped_rank() {
         let own = rank(0, State::Runs, 5, "requests");
         let others = [rank(1, State::Runs, 5, "requests")];
         let seen = |idle: bool| {

@@ -91,7 +91,7 @@ mod tests {
     use std::time::{Duration, Instant};
 
     #[test]
-    fn a_launcher_is_there_until_it_has_ended() {
+    fn a_launcher_counts_as_running_until_it_has_ended() {
         let mut child = Command::new("sleep").arg("60").spawn().expect("a process");
         let launcher =
             Launcher { pid: child.id(), name: "sleep".into(), begun: begun(child.id()).expect("it runs") };

@@ -1,5 +1,6 @@
 //! How the ranks of a node get their shared table. The first rank creates it as unnamed memory. On an abstract socket named after
-//! the job, it tells the others where to open it. Neither leaves anything behind, however the processes end.
+//! the job, it tells the others where to open it. No file remains from the memory or the socket, however the processes
+//! end.
 
 use super::table::{Header, Slot};
 use crate::launcher::Place;
@@ -70,7 +71,7 @@ impl Search {
             Ok((Search::Serves(listener), Some(Table::make(slots(place))?)))
         };
         made().unwrap_or_else(|error| {
-            tracing::debug!("no common table of this node's ranks: {error}");
+            tracing::debug!("the ranks of this node have no shared table: {error}");
             (Search::Done, None)
         })
     }
@@ -172,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn the_second_rank_sees_what_the_first_notes() {
+    fn the_second_rank_sees_what_the_first_records() {
         let job = format!("test of a table {}", std::process::id());
         let (mut asks, none) = Search::begin(&place(1, &job));
         assert!(none.is_none());

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 /// Maximum length of the name of a phase, in words.
 const NAME_WORDS: usize = 8;
 
-/// What a rank is doing, as far as other ranks' waits are concerned.
+/// What a rank is doing. Other ranks judge from it whether their waits can end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub(crate) enum State {
@@ -213,7 +213,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_slot_says_what_was_noted() {
+    fn a_slot_returns_the_recorded_state() {
         let (own, shared) = (Slot::default(), Slot::default());
         assert_eq!(shared.look(), None);
         own.set_phase("MPI start-up");
