@@ -83,7 +83,7 @@ def byte_level():
     tokenizer.post_processor = processors.Sequence(
         [tokenizer.post_processor, processors.TemplateProcessing(single="<|begin|> $A", special_tokens=[begin])]
     )
-    # As a training run may leave it behind; encoding a prompt must not use it.
+    # A training run may leave this setting in the file; encoding a prompt must not use it.
     tokenizer.enable_truncation(max_length=4)
     return tokenizer
 

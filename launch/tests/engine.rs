@@ -147,7 +147,7 @@ fn requests_that_can_never_run_are_refused_with_help() {
 }
 
 #[test]
-fn a_cancelled_request_ends_at_once_and_disturbs_nobody() {
+fn a_cancelled_request_ends_at_once_and_disturbs_no_other() {
     let engine = load("tiny", config());
     let prompt = "And it came to pass";
     let alone = engine.submit(Request::text(prompt, 40)).unwrap().wait();

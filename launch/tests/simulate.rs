@@ -138,7 +138,7 @@ fn the_timeline_is_one_json_object_of_all_ranks() {
     let options = ["--context", "100", "--ranks", "2", "--trace", trace.to_str().unwrap()];
     let output = run(&model, &cluster, &options);
     assert!(output.status.success());
-    assert!(String::from_utf8_lossy(&output.stdout).contains("ms a token"));
+    assert!(String::from_utf8_lossy(&output.stdout).contains("ms per token"));
     let trace: Value = serde_json::from_slice(&std::fs::read(trace).unwrap()).unwrap();
     let events = trace["traceEvents"].as_array().unwrap();
     for rank in 0..2 {

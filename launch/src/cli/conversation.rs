@@ -206,7 +206,7 @@ impl Interrupts {
         !matches!(self.count.load(Ordering::Relaxed), 0 | LOADING)
     }
 
-    /// The answer is over, so earlier signals have had their effect.
+    /// The answer has ended, so earlier signals have had their effect.
     fn answered(&self) {
         self.count.store(0, Ordering::Relaxed);
     }

@@ -187,7 +187,7 @@ fn check_gpus(table: &mut Table) -> Option<(Driver, Vec<Gpu>)> {
         }
     };
     let (major, minor) = driver.cuda_version();
-    table.good(DRIVER, format!("serves CUDA up to {major}.{minor}"));
+    table.good(DRIVER, format!("supports CUDA up to {major}.{minor}"));
     let gpus = match Gpu::all(driver) {
         Ok(gpus) => gpus,
         Err(error) => {

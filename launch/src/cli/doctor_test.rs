@@ -37,7 +37,7 @@ fn the_last_line_agrees_with_the_exit_status() {
 }
 
 #[test]
-fn an_errors_help_is_the_fix_whatever_its_text_holds() {
+fn the_fix_is_the_errors_help() {
     let mut table = Table::default();
     table.error("x", distributed::Error::Driver { reason: "no memory; really".into() });
     let check = &table.checks[0];

@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_there_is_named() {
+    fn unknown_shells_and_pages_are_named() {
         let refused = |what, words: &[&str]| made(what, words).unwrap_err();
         for (error, part) in [
             (refused("completions", &[]), "one of bash, elvish, fish, powershell, zsh"),

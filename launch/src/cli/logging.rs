@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_no_level_is_told_and_replaced() {
+    fn invalid_log_levels_are_reported_and_replaced() {
         for fine in ["", "debug", "INFO", "off", "info,launch::serve=debug", "distributed=trace"] {
             assert_eq!(filter(fine).1, None, "{fine}");
         }

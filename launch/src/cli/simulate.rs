@@ -207,7 +207,7 @@ pub fn run(args: &SimulateArgs) -> Result<String, AppError> {
         return serde_json::to_string(&report).map_err(|e| AppError::failed(e.to_string()));
     }
     Ok(format!(
-        "{} on {}, {} on {}, batch {}, context {}: {:.3} ms a token (simulated; reading memory alone takes {:.3})\n{}",
+        "{} on {}, {} on {}, batch {}, context {}: {:.3} ms per token (simulated; reading memory alone takes {:.3})\n{}",
         report.model,
         report.cluster,
         counted(report.ranks, "rank"),

@@ -1,4 +1,4 @@
-//! Reads lines from standard input, and calls back while it waits for them.
+//! Reads lines from standard input. While it waits for a line, it calls a function at intervals.
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;

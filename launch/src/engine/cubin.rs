@@ -70,7 +70,7 @@ pub fn compile_options(row: &Device, kind: KernelKind, tuning: &Tuning) -> Resul
 fn fit(config: KernelConfig, shared_memory: u32) -> Option<KernelConfig> {
     /// Minimum shared memory that the tasks need.
     const LEAST_WORK: u32 = 32 << 10;
-    /// Static shared memory of NVSHMEM's device library, beside the dynamic part.
+    /// Static shared memory of NVSHMEM's device library, in addition to the dynamic part.
     const STATIC: u32 = 2 << 10;
     let excess = (config.shared_bytes + STATIC).saturating_sub(shared_memory);
     let work_bytes = config.work_bytes.checked_sub(excess)? / 1024 * 1024;

@@ -170,7 +170,7 @@ fn one_layer(max_seq_len: u32) -> (Vec<OpGraph>, GraphBuild) {
 
 /// If the proofs of single classes do not show that graphs may follow each other, the graphs are built again, and these decide.
 #[test]
-fn what_proofs_do_not_show_is_decided_by_the_graphs_of_all_ranks() {
+fn graphs_of_all_ranks_decide_what_the_summaries_do_not_show() {
     let registry = kernels_cu::registry::registry();
     let (good, options) = one_layer(1024);
     assert!(good.len() > 1);
@@ -190,6 +190,6 @@ fn what_proofs_do_not_show_is_decided_by_the_graphs_of_all_ranks() {
     assert_eq!(decided(proofs(&bad), &good), Ok(()));
     assert_eq!(decided(vec![None, None], &good), Ok(()));
     let error = decided(proofs(&bad), &bad).unwrap_err();
-    assert!(error.contains("lives across graphs"), "{error}");
+    assert!(error.contains("persists across graphs"), "{error}");
     assert_eq!(decided(vec![None, None], &bad), Err(error));
 }

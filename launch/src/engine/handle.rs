@@ -368,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cancelled_request_keeps_what_it_has() {
+    fn a_cancelled_request_keeps_its_tokens() {
         let (handle, channel) = pair();
         put(&channel, token(1, "a"));
         handle.cancel();

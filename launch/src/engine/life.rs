@@ -132,7 +132,7 @@ mod tests {
     use std::sync::mpsc;
 
     #[test]
-    fn an_engine_that_stops_does_what_it_has_and_takes_no_more() {
+    fn a_stopping_engine_finishes_its_work_and_accepts_no_more() {
         let life = Life::default();
         let job = |reply| GraphJob { iterations: 3, reply };
         let (reply, _answer) = mpsc::channel();

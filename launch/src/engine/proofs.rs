@@ -72,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_proven_is_known_and_nothing_else() {
+    fn only_recorded_proofs_are_found() {
         let folder = tempfile::tempdir().unwrap();
         let proofs = Proofs::below(&folder.path().join("a")).unwrap();
         assert!(!proofs.has(&[1, 2]));
@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn proofs_of_another_user_are_not_believed() {
+    fn proofs_of_another_user_are_not_trusted() {
         let folder = tempfile::tempdir().unwrap();
         let proofs = Proofs::below(folder.path()).unwrap();
         proofs.add(&[1]);

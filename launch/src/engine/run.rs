@@ -40,9 +40,9 @@ const STOP_GRACE: Duration = Duration::from_secs(20);
 ///
 /// # Requests
 /// The kernel runs as long as there is work. A request joins at the next iteration that has a free slot and pages for it. A request
-/// that is cancelled or meets a stop string leaves one iteration later. The requests of one [`Engine::submit_all`] start together, as
-/// far as there is room. Without requests the kernel waits, and ends after [`RunConfig::idle_exit`]. The next request starts it
-/// again.
+/// that is cancelled or meets a stop string leaves one iteration later. Those requests of one [`Engine::submit_all`]
+/// for which there is room start together. Without requests the kernel waits, and ends after [`RunConfig::idle_exit`].
+/// The next request starts it again.
 pub struct Engine {
     info: Info,
     life: Arc<Life>,

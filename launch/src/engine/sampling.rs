@@ -117,7 +117,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_out_of_range_or_not_loaded_for_is_refused_by_name() {
+    fn invalid_or_unsupported_sampling_values_are_refused_by_name() {
         let check = |params: SamplingParams| params.check(true, 5000).map_err(|e| e.message().to_string());
         let greedy = SamplingParams::default();
         assert_eq!(check(greedy), Ok(()));

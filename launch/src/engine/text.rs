@@ -28,7 +28,7 @@ pub(crate) struct RequestText {
     untold: bool,
 }
 
-/// What ends a request early, and what the request wants to know of its tokens.
+/// What ends a request early, and what the request wants to know about its tokens.
 pub(crate) struct Wanted<'a> {
     pub stop: &'a [String],
     pub eos: Vec<u32>,

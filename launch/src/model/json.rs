@@ -12,7 +12,7 @@ pub(crate) fn parse(file: &str, bytes: &[u8]) -> Result<Value, InputError> {
     })
 }
 
-/// What a file is that the parser would refuse at its first byte, without saying why.
+/// Recognises files that the parser would refuse at their first byte without a useful reason.
 fn not_json(bytes: &[u8]) -> Option<&'static str> {
     match bytes {
         [] => Some("is empty"),

@@ -49,8 +49,8 @@ impl ModelSource {
         Self::open_on(model, 0)
     }
 
-    /// The same on a rank of a job. All text is rank 0's, so the other ranks do not read the tokenizer, which may take longer than all
-    /// other files.
+    /// Like [`ModelSource::open`], on rank `rank` of a job. Only rank 0 handles text, so the other ranks do not read
+    /// the tokenizer, which may take longer than all other files.
     ///
     /// # Errors
     /// Those of [`ModelSource::open`].
@@ -132,7 +132,7 @@ mod tests {
         }
     }
 
-    /// Requests and their text are rank 0's, so a damaged tokenizer concerns rank 0 only.
+    /// Only rank 0 handles requests and their text, so only rank 0 notices a damaged tokenizer.
     #[test]
     fn only_rank_0_reads_the_tokenizer() {
         let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/qwen3");

@@ -10,7 +10,7 @@ const TRANSFORMERS_TOP_K: u32 = 50;
 /// The values of one source. A value that is not set is taken from the next source.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct SamplingOptions {
-    /// Always take the highest logit, whatever sources of lower priority say.
+    /// Always take the highest logit. Ignores the values of sources of lower priority.
     pub greedy: bool,
     /// Divides the logits; 0 takes the highest logit.
     pub temperature: Option<f64>,

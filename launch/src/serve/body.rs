@@ -57,8 +57,8 @@ fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
     Ok(value)
 }
 
-/// Requires the JSON content type. From a foreign page, a browser sends other types without asking the server, but not
-/// JSON.
+/// Requires the JSON content type. Any web page can make a browser send other types to this server. For JSON, the
+/// browser asks the server first.
 fn declares_json(headers: &HeaderMap) -> bool {
     let value = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or("");
     value.split(';').next().unwrap_or("").trim().eq_ignore_ascii_case("application/json")

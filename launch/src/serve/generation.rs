@@ -31,7 +31,7 @@ pub struct Generation {
     pub sampling: Sampling,
     /// Return the log-probabilities of the chosen token and of this many of the best tokens.
     pub logprobs: Option<u32>,
-    /// Return token ids beside the text.
+    /// Return token ids in addition to the text.
     pub return_token_ids: bool,
 }
 
@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_engine_cannot_do_is_refused_by_name() {
+    fn fields_that_the_engine_does_not_support_are_refused_by_name() {
         let none = Capabilities::default();
         for (name, value) in [
             ("temperature", json!(0.7)),

@@ -198,7 +198,8 @@ impl Metrics {
     }
 }
 
-/// `value` as it stands in a label. The encoder writes labels as they are, and one quote would spoil the whole page.
+/// Escapes `value` for a label. The encoder writes labels unchanged, and one double quote in a label would make the whole
+/// page invalid.
 fn escaped(value: &str) -> String {
     value.replace('\\', r"\\").replace('"', r#"\""#).replace('\n', r"\n")
 }

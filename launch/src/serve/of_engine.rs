@@ -110,8 +110,8 @@ fn request(submission: Submission, most_logprobs: u32) -> Request {
         min_new_tokens,
         ignore_eos,
         whole,
-        // The chosen token's own log-probability is taken from the best ones, so all of them are read: sampling often
-        // chooses a token that is not among the requested ones.
+        // The chosen token's log-probability is found among the best tokens. All of them are read, because sampling
+        // often chooses a token that is not among the requested ones.
         logprobs: logprobs.map_or(0, |_| most_logprobs),
         stop,
         stop_token_ids,

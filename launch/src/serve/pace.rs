@@ -1,5 +1,5 @@
-//! Delays refusals if there are many. A client that retries at once would otherwise take the cores from the requests that run. On
-//! the CPU target, a refusal costs client and server about a third of a millisecond, as much as a token.
+//! Delays refusals if there are many. Otherwise a client that retries at once would take the cores from running
+//! requests. On the CPU target, a refusal costs client and server about a third of a millisecond, as much as a token.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};

@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn what_changes_the_answer_is_refused() {
+    fn unsupported_fields_that_change_the_answer_are_refused() {
         for (name, value) in [
             ("response_format", json!({"type": "json_object"})),
             ("response_format", json!("text")),
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn what_changes_nothing_is_taken() {
+    fn values_that_change_nothing_are_accepted() {
         for (name, value) in [
             ("response_format", json!({"type": "text"})),
             ("response_format", Value::Null),

@@ -69,7 +69,7 @@ fn prompts_that_do_not_fit() {
 }
 
 #[test]
-fn what_the_engine_cannot_do_is_refused_by_name() {
+fn fields_that_the_engine_does_not_support_are_refused_by_name() {
     let server = usual(Behaviour { can: Capabilities::default(), ..Behaviour::default() });
     for (name, value) in [
         ("temperature", json!(0.5)),

@@ -100,7 +100,7 @@ fn a_lost_engine_ends_every_stream_with_an_error() {
     assert_eq!(health.answer().unwrap().status, 200);
     let begin = Instant::now();
     server.app.go_on(Phase::Lost("rank 1 has ended".into()));
-    // It stays lost, whatever phase comes next.
+    // It stays lost, even if another phase is set.
     server.app.go_on(Phase::Draining);
     for stream in &mut streams {
         let error = last_event(stream)["error"].clone();

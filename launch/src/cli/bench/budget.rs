@@ -101,7 +101,7 @@ pub struct Budget {
     pub between_us: f64,
     /// The part of it that the batch step takes until it publishes its result.
     pub batch_step_us: f64,
-    /// Time after that, beside the next iteration, in which results go to the host.
+    /// Time after that in which results go to the host, during the next iteration.
     pub hand_out_us: f64,
     /// In the order in which they run.
     pub operators: Vec<Operator>,
@@ -197,7 +197,9 @@ fn sum_up(lines: Vec<Line>, phase: Phase) -> Result<Budget, &'static str> {
         kept.push((number, tasks));
     }
     if kept.is_empty() {
-        return Err("the timeline has no two decode iterations in a row; use a larger --trace-iterations");
+        return Err(
+            "the timeline has fewer than two decode iterations in a row; use a larger --trace-iterations",
+        );
     }
     let numbers: BTreeSet<u32> = kept.iter().map(|&(number, _)| number + 1).collect();
     steps.retain(|(number, _)| numbers.contains(number));
@@ -319,7 +321,7 @@ impl Budget {
         // Writing to memory does not fail.
         let _ = writeln!(
             out,
-            "{}: {:.1} us an iteration (median of {}, mean {:.1}), {:.1} between two, the batch step {:.1} of that",
+            "{}: {:.1} us per iteration (median of {}, mean {:.1}), {:.1} between two, of which the batch step takes {:.1}",
             self.graph, self.iteration_us, self.iterations, self.mean_us, self.between_us, self.batch_step_us
         );
         let _ = writeln!(

@@ -318,7 +318,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn of_arriving_requests_the_last_ones_tokens_in_a_full_batch_are_compared() {
+    fn the_last_arriving_requests_tokens_in_a_full_batch_are_compared() {
         let fixed = vec![vec![1, 2, 3], vec![4, 5, 6]];
         let same = |tokens: [[u32; 3]; 2], full| {
             compared(&tokens.map(|tokens| tokens.to_vec()), full) == compared(&fixed, full)

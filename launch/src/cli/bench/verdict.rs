@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_right_has_no_figures() {
+    fn wrong_results_have_no_figures() {
         let mut answers = Answers::default();
         answers.add(vec![vec![1, 2], vec![3, 4]], &[2, 2]).unwrap();
         answers.add(vec![vec![1, 2], vec![3, 4]], &[2, 2]).unwrap();

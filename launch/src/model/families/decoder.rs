@@ -288,7 +288,7 @@ impl Builder<'_> {
             dtype: self.dtype,
             dims: kv_dims(pages, kv_heads, page_size, u64::from(c.head_dim)),
             rows: Rows::Fixed,
-            // The same in all graphs, whatever their number of slots.
+            // The same in all graphs, although their numbers of slots differ.
             role: Role::Persistent { region_dims: Some(kv_region_dims(sizes.max_batch, kv_heads)) },
             sharding: kv_sharding(heads, kv_heads),
             output: false,

@@ -104,10 +104,11 @@ pub fn tensors(config: &ModelConfig) -> Vec<(String, Vec<usize>)> {
 /// an iteration grows with the rows of its graph.
 const SMALLER_CHUNKS: [u32; 3] = [256, 512, 1024];
 
-/// More of them on GPUs. On one rank, a graph of 64 rows reads the weights nearly as fast as memory delivers them; one of 256 rows does
-/// not. (It was not measured on several ranks, where ranks would not be alike.) Of many rows, the last tiles of a product are cut by
-/// the rows of the graph, so that all workers have their share (`wide_tile.rs` of the kernels); there each of `ranks` ranks owns as many
-/// blocks of 256 rows as the others.
+/// Rows of additional prefill graphs on GPUs. On one rank, a graph of 64 rows reads the weights nearly as fast as
+/// memory delivers them; one of 256 rows does not. On several ranks this was not measured, and ranks would not be
+/// alike. Graphs of 1,280 and 1,536 rows exist because the last tiles of a product are cut according to the graph's
+/// rows, so that all workers have a share (`wide_tile.rs` of the kernels). They are used only if each of `ranks` ranks
+/// owns the same number of blocks of 256 rows.
 fn more_chunks(options: &GraphOptions) -> impl Iterator<Item = u32> {
     let (on_gpus, ranks) = (options.backend == Backend::Cuda, options.ranks);
     let short = (ranks == 1).then_some(64);

@@ -65,7 +65,7 @@ fn read_regular(path: &Path) -> io::Result<Vec<u8>> {
 
 fn open_regular(path: &Path) -> io::Result<File> {
     let metadata = fs::metadata(path).map_err(|error| match fs::read_link(path) {
-        // An incomplete download leaves such links. It must not count as a file that was never there.
+        // An incomplete download leaves such links. They must not be treated like files that were never there.
         Ok(target) if error.kind() == ErrorKind::NotFound => {
             let problem = format!("it is a link to {}, which does not exist", target.display());
             io::Error::new(ErrorKind::InvalidInput, problem)
@@ -73,7 +73,8 @@ fn open_regular(path: &Path) -> io::Result<File> {
         _ => error,
     })?;
     refuse_others(&metadata)?;
-    // Another file may have taken its place since. These flags neither wait for its writer nor make it our terminal.
+    // Another file may be at this path by now. With these flags, opening it neither waits for a writer nor makes it
+    // this process's terminal.
     let flags = libc::O_NONBLOCK | libc::O_NOCTTY;
     let file = OpenOptions::new().read(true).custom_flags(flags).open(path)?;
     refuse_others(&file.metadata()?)?;

@@ -47,7 +47,7 @@ fn a_file_is_replaced_as_a_whole_and_keeps_its_permissions() {
 }
 
 #[test]
-fn nobodys_files_are_touched() {
+fn files_of_others_are_not_touched() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("out.json");
     // Names that temporary files of this process could have.
@@ -152,7 +152,7 @@ fn a_full_disk_and_every_limit_are_the_environments() {
 }
 
 #[test]
-fn inputs_that_are_no_regular_files_are_refused_unread() {
+fn inputs_that_are_not_regular_files_are_refused_unread() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("fifo");
     fifo(&path);

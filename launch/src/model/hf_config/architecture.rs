@@ -41,7 +41,7 @@ pub struct Traits {
     pub sliding_window: Option<u32>,
 }
 
-/// An architecture, as far as reading config.json is concerned.
+/// How to read the config.json of an architecture.
 pub trait Architecture: std::fmt::Debug + Sync {
     /// Its value of `architectures`, such as `LlamaForCausalLM`.
     fn name(&self) -> &'static str;

@@ -192,7 +192,7 @@ fn sliding_layers_with_a_rotary_embedding_of_their_own_are_refused() {
 }
 
 #[test]
-fn what_is_not_implemented_is_refused() {
+fn unsupported_configurations_are_refused() {
     let all = "LlamaForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM, MistralForCausalLM";
     for (more, names) in [
         (json!({"architectures": ["GPT2LMHeadModel"]}), &["`architectures`", "GPT2LMHeadModel", all][..]),

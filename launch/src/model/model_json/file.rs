@@ -116,7 +116,7 @@ pub struct Generate {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 32))]
     pub stop: Vec<String>,
-    /// Always take the highest logit, whatever the checkpoint's generation_config.json says.
+    /// Always take the highest logit. Ignores the sampling values of the checkpoint's generation_config.json.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub greedy: bool,
     /// Divides the logits. 0 takes the highest logit. Default: the value of generation_config.json.

@@ -104,7 +104,7 @@ impl ModelJson {
         let max_batch = self.max_batch();
         let page_size = self.page_size.unwrap_or(DEFAULT_PAGE_SIZE);
         let pages_per_slot = max_seq_len.div_ceil(page_size);
-        // The positions of all slots must fit in u32 whatever kv_pages is, because regions are counted in them.
+        // The positions of all slots must fit in u32 for any kv_pages, because regions are counted in them.
         let computation = format!("max_batch = {max_batch} x max_seq_len = {max_seq_len} tokens");
         self.fits_u32(
             "the number of tokens of a full batch",

@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_end_is_given_up() {
+    fn calls_that_do_not_end_are_abandoned() {
         let begin = Instant::now();
         let (_never, wait) = mpsc::channel::<()>();
         let result = bounded(Duration::from_millis(50), move || wait.recv().is_ok());

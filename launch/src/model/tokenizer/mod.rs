@@ -182,8 +182,8 @@ impl Tokenizer {
     }
 }
 
-/// True if a regular expression in `json` repeats a group, as `(a+)+` does. Only then can the time to match grow exponentially with the
-/// text. If an expression only looks like that, each text costs a thread.
+/// True if a regular expression in `json` repeats a group, as `(a+)+` does. Only such expressions can take exponential
+/// time in the length of the text. If an expression only looks like one, the cost is a thread per text.
 fn repeats_a_group(json: &str) -> bool {
     json.contains("\"Regex\"") && [")*", ")+", "){"].iter().any(|repeat| json.contains(repeat))
 }
