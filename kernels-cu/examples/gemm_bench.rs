@@ -1,5 +1,5 @@
-//! Speed of the linear kernels, beside the machine's own: weights read in decode (GB/s, beside a plain read of
-//! the same memory in the same run), multiply-adds in prefill (GFLOP/s), and packing of weights at load.
+//! Measures the linear kernels: how fast decode reads weights (GB/s, compared with a plain read of the same memory in
+//! the same run), multiply-adds in prefill (GFLOP/s), and packing of weights at load.
 //!
 //! `cargo run --release -p mpk-kernels --example gemm_bench [-- THREADS]`
 

@@ -15,8 +15,8 @@ MPK_DEVICE int abort_code(const mpk_rank* rank) {
   return static_cast<int>(platform::load<platform::Scope::kSystem>(&rank->control->abort, platform::kRelaxed));
 }
 
-/* Sets one rank's abort word unless it is set: the first cause stays. One exchange writes code and
- * origin, so nobody sees a code without its origin. */
+/* Sets one rank's abort word unless it is set: the first cause stays. One exchange writes code and origin, so no thread
+ * sees a code without its origin. */
 MPK_DEVICE void set_abort(mpk_control* control, uint32_t code, uint32_t origin) {
   uint64_t* word = reinterpret_cast<uint64_t*>(control);
   const uint64_t desired = (static_cast<uint64_t>(origin) << 32) | code;

@@ -6,9 +6,9 @@
  *
  * Decisions. Each batch step applies as many entries as rank 0 has decided. Rank 0 decides once per batch step. Right after it
  * has published an iteration, it reads how many entries its host has counted, and writes (number of the decision, entries) into
- * a word at every rank. The batch step after that iteration waits for the word with its number. The word leaves rank 0 at the
- * start of an iteration in which all ranks exchange data, and is needed at the end, so in practice nobody waits for it. It does
- * not depend on the graph: iterations of prompt rows, which sample no token, carry it too.
+ * a word at every rank. The batch step after that iteration waits for the word with its number. The word leaves rank 0
+ * at the start of an iteration in which all ranks exchange data, and is needed at the end, so in practice no rank waits
+ * for it. It does not depend on the graph: iterations of prompt rows, which sample no token, carry it too.
  *
  * Nothing to run. If a decision leaves one rank without work, it leaves all ranks without work, because they have the same
  * state. Rank 0 then applies new entries as they arrive, until there is work, the run is to stop, or the kernel has been idle for
@@ -16,7 +16,8 @@
  * interim word, with the entries so far. The others apply these too, since their hosts wait for that, and keep waiting. A late
  * rank sees only the last of these words. This makes no difference: each entry is followed by its own admission step, so
  * entries give the same state whether they are applied one by one or together. These waits have no deadline (mpk_control.parks
- * is odd), but they check the abort word. So an iteration takes two decisions at most, and MPK_DECISIONS words are enough. */
+ * is odd), but they check the abort word. So there are at most two decisions per iteration, and MPK_DECISIONS words are
+ * enough. */
 #ifndef MPK_PROTOCOL_ADMISSION_H
 #define MPK_PROTOCOL_ADMISSION_H
 

@@ -75,16 +75,17 @@ MPK_DEVICE void hand_out(const mpk_rank* rank) {
   platform::store<platform::Scope::kSystem>(&figures->prefix_queries, state->prefix_queries, platform::kRelaxed);
   platform::store<platform::Scope::kSystem>(&figures->prefix_hits, state->prefix_hits, platform::kRelaxed);
   platform::store<platform::Scope::kSystem>(&figures->evictions, state->evictions, platform::kRelaxed);
-  /* Release: pairs with the host's acquire. Nothing of an ended request is written any more, and no entry taken is
-   * read again. */
+  /* Release: pairs with the host's acquire. The memory of an ended request is not written any more, and an entry that
+   * was taken is not read again. */
   if (ended) platform::store<platform::Scope::kSystem>(&figures->finished, state->told, platform::kRelease);
   if (state->output.entries_taken != state->next_admission) {
     state->output.entries_taken = state->next_admission;
     platform::store<platform::Scope::kSystem>(&figures->entries_taken, state->next_admission, platform::kRelease);
   }
   if (rank->rank != 0) return; /* other hosts check by themselves while they wait for their kernel */
-  /* Waking a thread takes a core from a worker. So tokens that nobody waits for wake no thread: the host takes them with the next ones,
-   * or after a few milliseconds. Other tokens wake only the thread that passes them on. */
+  /* Waking a thread takes a core from a worker. So a token wakes no thread if no thread waits for it: the host takes
+   * such tokens with the next ones, or after a few milliseconds. Other tokens wake only the thread that passes them
+   * on. */
   const bool told = for_reader && platform::tell(&figures->reader);
   if (for_host || (for_reader && !told)) platform::ring(&rank->control->bell);
 }
@@ -456,7 +457,7 @@ MPK_DEVICE int next_iteration(const Team& team, const mpk_rank* rank, mpk_status
   if (goes_on && !decide(rank)) abort_broadcast(rank, MPK_ABORT_PEER);
   hand_out(rank);
   if (is_traced(rank) && code == MPK_OK && !rank->batch->stop) trace_batch_step(rank, began_ns, published_ns);
-  /* Release: pairs with claim_batch_step. This thread owns the state until then, whatever the tasks do meanwhile. */
+  /* Release: pairs with claim_batch_step. This thread owns the state until then, even while tasks run. */
   BatchState* state = batch_state(rank);
   if (code == MPK_OK) platform::store<platform::Scope::kDevice>(&state->open, state->iteration, platform::kRelease);
   return code;

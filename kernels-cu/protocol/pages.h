@@ -1,9 +1,10 @@
 /* Pages of the KV cache: which slot has which page, and which pages are kept for later prompts (the prefix cache).
  *
- * A page is free, or owned by one slot, or kept. Each page has one writer at most: a slot writes only its own pages, and nobody writes a
- * kept page. With a prefix cache, a page is kept from the moment it is full of prompt tokens. It is read by the slot that wrote it, and
- * by any slot whose prompt begins with the same tokens. Kept pages come first in a slot's table. If a page is needed and none is free,
- * the kept page that no slot has and that was used least recently is evicted.
+ * A page is free, or owned by one slot, or kept. Each page has at most one writer: a slot writes only its own pages,
+ * and no slot writes a kept page. With a prefix cache, a page is kept from the moment it is full of prompt tokens. It
+ * is read by the slot that wrote it, and by any slot whose prompt begins with the same tokens. Kept pages come first in
+ * a slot's table. If a page is needed and none is free, the kept page that no slot has and that was used least recently
+ * is evicted.
  *
  * Keys. A kept page is found by a 128-bit key: a hash of its tokens and of all tokens before them. Rank 0's host computes the keys, and
  * they reach every rank with the prompt. So all ranks find the same pages, and the batch step hashes nothing: it looks up one key for

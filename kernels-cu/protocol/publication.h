@@ -1,13 +1,13 @@
-/* How an iteration reaches the workers, and why nobody reads a batch that is being rewritten.
+/* How an iteration reaches the workers, and why no thread reads a batch while it is rewritten.
  *
  * Start. The batch step writes mpk_batch and then stores one 64-bit word: the iteration in the low half (mpk_control.iteration), the
  * graph and stop bit in the high half (mpk_control.launch).
  *
  * End. Each task of a graph runs once per iteration. Its worker counts it in mpk_control.progress as its last act for
  * the task: after its kernel, after its trigger, after its push to a peer's ring. The batch step of the next iteration runs when
- * the end event is ready *and* progress has reached the number of tasks of all iterations so far (BatchState.expected). So at that
- * time no task of the rank is running, queued or still to be launched, whatever the graph looks like, and everything that the tasks
- * did is visible (release of each count, acquire of the sum).
+ * the end event is ready *and* progress has reached the number of tasks of all iterations so far (BatchState.expected).
+ * So at that time no task of the rank is running, queued or still to be launched, for any graph. Everything that the
+ * tasks did is visible (release of each count, acquire of the sum).
  *
  * Placement. This holds for static and dynamic graphs alike, so a rank may have both (MPK_MIXED), one after the other. At the batch
  * step between them, all tasks of the first are done, its queues and lists are finished, and entries pushed to a ring carry their
@@ -17,11 +17,13 @@
  * non-empty list (static) until it has counted the last task of the list; a worker with a task, or a scheduler with an event to launch
  * (dynamic), until those tasks are counted. A thread that owes nothing reads only the published word: a worker whose list is empty in
  * the word's graph waits for the next word. It may miss words in between, but no word with work for it, because such an iteration
- * cannot end without it. Hence each worker runs each iteration that has work for it once and in order, without a barrier among workers.
+ * cannot end without it. So each worker runs each iteration that has work for it once and in order, without a barrier
+ * among workers.
  *
  * Exactly one thread runs a batch step: a thread that finds the iteration ended exchanges BatchState.open, the number of the iteration
  * whose end may be claimed. That word is set after the batch step has published the iteration and has given the host the results of
- * the one before. Giving them out takes longer than some iterations, and it reads memory that the next batch step writes. */
+ * the one before. Handing out the results takes longer than some iterations, and it reads memory that the next batch
+ * step writes. */
 #ifndef MPK_PROTOCOL_PUBLICATION_H
 #define MPK_PROTOCOL_PUBLICATION_H
 

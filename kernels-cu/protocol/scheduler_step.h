@@ -2,9 +2,9 @@
  * leader runs the steps, and the whole team queues the tasks. In mixed placement, schedulers have nothing to do in iterations of
  * static graphs: none of their events is queued or pushed.
  *
- * Local schedulers own the events that only this rank triggers; the remote scheduler owns those that peers trigger. A worker
- * blocks on nothing but a full scheduler queue, and that queue has room for every event of a graph. So workers always return to
- * their queues, and a scheduler that finds them all full makes progress. */
+ * Local schedulers own the events that only this rank triggers; the remote scheduler owns those that peers trigger. A
+ * worker can block only on a full scheduler queue, and that queue has room for every event of a graph. So workers
+ * always return to their queues, and a scheduler that finds them all full makes progress. */
 #ifndef MPK_PROTOCOL_SCHEDULER_STEP_H
 #define MPK_PROTOCOL_SCHEDULER_STEP_H
 

@@ -1,9 +1,11 @@
-/* The batch step of an iteration that changes nothing but positions: every request in a slot has got one more token, and none comes,
- * ends, needs a page or has drafts. Decoding consists of such iterations. A team of threads takes the slots side by side: on a GPU one
- * thread alone needs more than a microsecond a slot, because each of its loads waits for memory.
+/* The batch step of a *steady* iteration, which changes only positions: every request in a slot has one more token, and
+ * no request arrives, ends, needs a page or has drafts. Decoding consists of such iterations. A team of threads takes
+ * the slots side by side: on a GPU, a single thread needs more than a microsecond per slot, because each of its loads
+ * waits for memory.
  *
- * The result is the batch that collect, compose and choose_graph would give. Only the hash of the state is computed in another way, so
- * that no slot waits for the slot before; all ranks take this path together, because it depends only on what they have in common. */
+ * The result is the batch that collect, compose and choose_graph would give. Only the hash of the state is computed in
+ * another way, so that no slot waits for the slot before it. All ranks take this path together, because the decision
+ * depends only on state that is the same on all ranks. */
 #ifndef MPK_PROTOCOL_STEADY_STEP_H
 #define MPK_PROTOCOL_STEADY_STEP_H
 
@@ -38,8 +40,8 @@ MPK_DEVICE void keep_token(const mpk_rank* rank, BatchSlot* slot, uint32_t sampl
   ++slot->generated;
 }
 
-/* Whether the ended iteration is such a one, if `entries` entries of the admission ring are to be in effect. Every member gets the
- * same result. Nothing is written. */
+/* Whether the ended iteration is steady, if `entries` entries of the admission ring are to be in effect. All members
+ * get the same result. Nothing is written. */
 template <typename Team>
 MPK_DEVICE bool is_steady(const Team& team, const mpk_rank* rank, uint32_t entries) {
   const mpk_batch_config* config = rank->batch_config;
@@ -62,8 +64,8 @@ MPK_DEVICE bool is_steady(const Team& team, const mpk_rank* rank, uint32_t entri
   return team.vote(changes) == 0;
 }
 
-/* Advances all slots by a token, and their rows in mpk_batch by a position. Returns a digest of what they have got. The leader calls
- * end_steady_step after a barrier of the team. */
+/* Advances all slots by a token, and their rows in mpk_batch by a position. Returns a digest of the new tokens. The
+ * leader then calls end_steady_step after a barrier of the team. */
 template <typename Team>
 MPK_DEVICE uint64_t steady_step(const Team& team, const mpk_rank* rank) {
   const BatchArrays arrays = batch_arrays(rank);

@@ -126,7 +126,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_level_that_cannot_be_used_is_told() {
+    fn an_unusable_level_is_reported() {
         assert_eq!(problem("scalar", Isa::Scalar), None);
         assert_eq!(problem("avx512_bf16", Isa::Avx512Bf16), None);
         let lacks = problem("avx512", Isa::Avx2);

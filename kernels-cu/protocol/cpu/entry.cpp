@@ -18,8 +18,7 @@ void shorten_timer_slack() {
 
 namespace {
 
-/* Handles the loop's result: a normal end, or an abort that every rank must
- * know of. */
+/* Handles the loop's result: a normal end, or an abort that every rank must learn of. */
 void leave(const mpk_rank* rank, mpk_status* status, int code) {
   if (code == MPK_OK) {
     report_state(status, MPK_WORKER_LEFT);

@@ -28,8 +28,9 @@ struct FetchedIteration {
   uint64_t batch_hash = 0;
   bool dynamic = false;
 
-  /* Called by a worker that still has to run a task of this iteration (publication.h), after SlotWriter::wait_for_readers. So nobody
-   * reads the block's copies while they are written. The next slot's barrier hands them over. */
+  /* Called by a worker that still has to run a task of this iteration (publication.h), after
+   * SlotWriter::wait_for_readers. So no warp reads the block's copies while they are written. The next slot's barrier
+   * hands them over. */
   __device__ void read(const mpk_rank* rank, uint32_t graph_index, uint32_t iteration, uint32_t lane) {
     Shared& shared = shared_state();
     if (graph != rank->graphs + graph_index) { /* constant for a launch, and usually the graph of the iteration before */

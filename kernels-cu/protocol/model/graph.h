@@ -1,6 +1,6 @@
 /* An execution as a graph: the atomic accesses of each thread in program order, the write that each read takes its value
- * from (`from`), and the order of the writes of each location (`order`). It determines an execution completely, whatever
- * the interleaving of the threads was.
+ * from (`from`), and the order of the writes of each location (`order`). It determines an execution completely, for any
+ * interleaving of the threads.
  *
  * Consistent graphs obey release and acquire (C++20, with release sequences through read-modify-writes) and coherence for
  * each location, and a read-modify-write reads the write directly before its own. Program order and `from` form no cycle,

@@ -130,8 +130,8 @@ inline void wake(uint32_t* word) {
 #endif
 }
 
-/* Tells the host, which may sleep on `word`, that there is news. Release: pairs with the acquire with which the host reads the
- * word before it looks at the results, so the host does not go to sleep on news that it has not seen. */
+/* Tells the host, which may sleep on `word`, that there is news. Release: pairs with the host's acquire of the word
+ * before it looks at the results. So the host does not go to sleep while there is news that it has not seen. */
 inline void ring(uint32_t* word) {
   fetch_add<Scope::kSystem>(word, 1u, kRelease);
   wake(word);
@@ -175,8 +175,8 @@ inline bool help_proxy(mpk_proxy* proxy) { return proxy != nullptr && proxy->hel
  * late as with enough cores, because a sleep takes longer than a message. Hundreds of threads on one core would keep it busy
  * by polling alone: the more threads there are, the fewer yields each makes and the longer it sleeps.
  *
- * If the proxy has no core of its own, a waiting thread also takes the proxy's turns. To switch to the proxy's thread and back would take
- * longer than the turn. */
+ * If the proxy has no core of its own, a waiting thread also takes the proxy's turns. Switching to the proxy's thread
+ * and back would take longer than the turn. */
 class Backoff {
  public:
   explicit Backoff(const mpk_rank* rank)

@@ -194,7 +194,7 @@ __device__ inline uint64_t clock_ns() {
 
 __device__ inline void pause() { __nanosleep(20); }
 __device__ inline void sleep_ns(uint64_t ns) { __nanosleep(ns < 1000000 ? static_cast<uint32_t>(ns) : 1000000u); }
-/* As in cpu.h, but short: on a GPU nobody can wake a thread. */
+/* As in cpu.h, but short, because a sleeping thread of a GPU cannot be woken. */
 __device__ inline void park(const uint32_t*, uint32_t, uint64_t) { __nanosleep(500); }
 __device__ inline void wake(uint32_t*) {}
 __device__ inline void ring(uint32_t*) {} /* the host of a GPU polls */

@@ -256,7 +256,7 @@ void trace(uint32_t capacity, bool dynamic, bool mixed = false) {
       if (row == options.workers) {
         CHECK(record.task == MPK_TASK_BEGIN && record.iteration > iteration, "batch step %lu", i);
         CHECK(record.waited_for > 0 && record.waited_for <= record.peer_ns && record.peer_ns <= graph.rows, "batch step %lu: %u active, %u rows", i, record.waited_for, record.peer_ns);
-        /* If the same requests go on, each row of an iteration is a token more in the next one's caches. */
+        /* If the same requests continue, each row of an iteration adds a token to the next iteration's caches. */
         grew |= record.page_ns == context + rows;
         context = record.page_ns, rows = record.peer_ns;
       } else {

@@ -198,7 +198,7 @@ fn one_compiles_and_the_others_wait() {
 }
 
 #[test]
-fn failure_leaves_nothing_and_says_what_was_run() {
+fn a_failure_leaves_no_file_and_names_the_command() {
     let setting = Setting::new();
     let error = setting.compile(&setting.options(&[("FAILS", "1")]), toolchain("a")).unwrap_err();
     let text = error.to_string();
@@ -266,7 +266,8 @@ fn a_signal_ends_nvcc_and_leaves_nothing() {
     const MODE: &str = "MPK_TEST_MODE";
     if let Some(root) = std::env::var_os(CHILD) {
         for signal in [libc::SIGINT, libc::SIGTERM] {
-            // SAFETY: the default action needs nothing of ours. The parent of the tests may have ignored them.
+            // SAFETY: the default action runs no code of this program. The tests' parent may have set these signals to
+            // be ignored.
             unsafe { libc::signal(signal, libc::SIG_DFL) };
         }
         crate::signals::install().unwrap();

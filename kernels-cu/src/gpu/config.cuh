@@ -76,7 +76,7 @@ enum FirstToLeave : uint32_t { kLoaded = 0, kNone = 1, kLoadedOrPrefetched = 2 }
 constexpr uint32_t kFirstToLeave = MPK_FIRST_TO_LEAVE;
 static_assert(kFirstToLeave <= kLoadedOrPrefetched, "enum FirstToLeave");
 
-/* The activity of the compute warps, as far as the loader and the prefetch warp need it. */
+/* What the loader and the prefetch warp need to know about the activity of the compute warps. */
 enum ComputeState : uint32_t { kIsWaiting = 0, kIsReady = 1, kTakesStages = 2 };
 constexpr bool kTellsState = kPrefetchWhen == kNothingIsTaken || kStagesWaiting < kStagesInFlight;
 

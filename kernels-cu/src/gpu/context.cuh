@@ -10,11 +10,11 @@
  *     static __device__ bool ready(...);                       // the fetch warp; only where flagged words are read
  *   };
  *
- * - `run` calls `wait_inputs` exactly once, before it reads anything that another task writes or writes anything.
- *   Constant operands may be read before.
- * - `run` takes exactly the stages that `load` streams or `bring` brings, all of them, in every warp.
- * - Threads leave `run` together. Who meets an error calls `fail` and goes on to the next `sync` (or the end of `run`);
- *   `sync` gives all threads the same code, and if that is not MPK_OK all of them return it.
+ * - `run` calls `wait_inputs` exactly once: before it writes anything, and before it reads anything that another task
+ *   writes. It may read constant operands earlier.
+ * - In `run`, every warp takes exactly the stages that `load` streams or `bring` brings.
+ * - Threads leave `run` together. A thread that meets an error calls `fail` and continues to the next `sync` (or to the
+ *   end of `run`). `sync` gives all threads the same code. If that is not MPK_OK, all of them return it.
  * - Outputs need no barrier after them: the caller orders them before the task's trigger. */
 #pragma once
 

@@ -1,6 +1,6 @@
 /* The linear family's work on a stage: 16 rows of the weight (a tile) times a range of k, into sums that a warp keeps in
- * registers. The blocks of 16 k of a stage are dealt to the warps in turn, so each warp has a share of every sum. The
- * shares are added in shared memory at the end of a tile.
+ * registers. The blocks of 16 k of a stage are distributed to the warps in turn, so each warp has a share of every sum.
+ * The shares are added in shared memory at the end of a tile.
  *
  * The activations are in shared memory as rows of the weight's type. Of a block, a lane reads the four elements of its
  * quarter, or the eight of its half (f32), in the order of MPK_LAYOUT_FRAGMENT. */

@@ -6,7 +6,7 @@ use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-/// A folder that belongs to the user of this process, and that nobody else can write to.
+/// A folder that belongs to the user of this process, and that only this user can write to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PrivateFolder {
     path: PathBuf,
@@ -165,7 +165,7 @@ mod tests {
     use std::os::unix::fs::{chown, symlink};
 
     #[test]
-    fn only_a_folder_of_ones_own_is_trusted() {
+    fn only_the_users_own_folder_is_trusted() {
         let root = tempfile::tempdir().unwrap();
         let folder = PrivateFolder::new(root.path().join("a/b"));
         folder.check().unwrap();

@@ -74,9 +74,10 @@ class Loader {
   __device__ __forceinline__ bool prefetches() const { return prefetches_; }
   /* The prefetch warp leaves out `stages`. */
   __device__ __forceinline__ void skip(uint32_t stages) { count_ += stages; }
-  /* Of a task that streams what earlier iterations wrote to the cache, before the first of it. Tasks wrote it by ordinary stores,
-   * and what they did came before this iteration's publication; the fence orders the bulk copies after it. Of such tasks one
-   * after the other, the events of all of them have mostly happened: few copies in flight would hurry nobody. */
+  /* Called by a task before it streams cache data of earlier iterations. Tasks wrote this data with ordinary stores
+   * before this iteration was published; the fence orders the bulk copies after these stores. If several such tasks
+   * follow each other, the events of most of them have already happened, so limiting the copies in flight would help no
+   * other task. */
   __device__ __forceinline__ void begin_cache() {
     cache_now_ = true;
 #if __CUDA_ARCH__ >= 900

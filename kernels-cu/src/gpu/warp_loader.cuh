@@ -1,5 +1,6 @@
-/* Stages that the fetch warp fills after the loader has lent it the ring. This is for tasks whose rows have a different order in
- * shared memory than in global memory, which bulk copies cannot give. Each lane copies 16 bytes at a time (cp.async).
+/* Stages that the fetch warp fills after the loader has lent it the ring. They serve tasks whose rows have a different
+ * order in shared memory than in global memory, because bulk copies cannot reorder them. Each lane copies 16 bytes at a
+ * time (cp.async).
  *
  * The copied data is an input of the task, so its compute warps say when the copies may start (`begin`). The copies arrive at a
  * stage's full barrier by themselves, while this warp fills the next stages. Products read stages through the async proxy, so the

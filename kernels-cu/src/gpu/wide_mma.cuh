@@ -1,5 +1,5 @@
-/* Products of a warpgroup on Hopper's tensor cores (wgmma): 64 rows of a weight, from registers as MPK_LAYOUT_FRAGMENT deals
- * them, times N tokens that lie in shared memory as a tile of MPK_LAYOUT_WIDE. */
+/* Products of a warpgroup on Hopper's tensor cores (wgmma): 64 rows of a weight, from registers in the order of
+ * MPK_LAYOUT_FRAGMENT, times N tokens that lie in shared memory as a tile of MPK_LAYOUT_WIDE. */
 #pragma once
 
 #include <stdint.h>

@@ -218,7 +218,7 @@ const CLEAR_64_AT: i32 = 4;
 const ADD: i32 = 5;
 
 #[test]
-fn what_every_task_may_touch_passes() {
+fn accesses_permitted_to_every_task_pass() {
     let mut machine = Machine::new();
     let (code, report) = machine.call("probe", 0, 0);
     assert_eq!((code, &report[..]), (0, ""));

@@ -7,7 +7,7 @@ pub const GATING_WORKERS: Knob = Knob {
     name: "linear.gating_workers",
     default: 32,
     candidates: &[1, 32, 1 << 16],
-    about: "minimum number of workers for which each gates its own outputs; with fewer, each reader gates its inputs",
+    about: "gated products: minimum number of workers for which each worker gates its own outputs; with fewer, each reader gates its inputs",
 };
 
 /// The fewest rows of an iteration for which products become wide, if a tile does not have all rows. On one H200
@@ -19,18 +19,19 @@ pub const LEAST_ROWS: Knob = Knob {
     about: "fewest rows of an iteration for which products have wide tiles",
 };
 
-/// The same if each rank has a part of every sum. Products of fewer rows push their results to the other ranks as they are computed,
-/// which wide products cannot do.
+/// The fewest rows for which products become wide if each rank has a part of every sum. With fewer rows, products push
+/// their results to the other ranks as they compute them, which wide products cannot do.
 pub const LEAST_PARTIAL_ROWS: Knob = Knob {
     name: "wide.least_partial_rows",
     default: 65,
     candidates: &[17, 33, 65, 129],
-    about: "the same if each rank has a part of every sum",
+    about: "fewest rows of an iteration for which row-parallel products have wide tiles on several ranks",
 };
 
-/// The fewest columns of a weight that two tasks share if there are too few tiles for the workers. On an H200, a multiprocessor takes 0.44 us
-/// for 128 columns, whatever the others do, and adding both halves takes 4 us. So 12,288 columns of 32 rows take 42 us if they are not
-/// shared, and 28 us if they are. Sharing products of 4,096 columns as well reduced a step of batch 64 (8B) from 7.63 to 7.56 ms.
+/// The fewest columns of a weight that two tasks share if there are too few tiles for the workers. On an H200, a
+/// multiprocessor takes 0.44 us for 128 columns, independently of the others, and adding both halves takes 4 us. So
+/// 12,288 columns of 32 rows take 42 us if they are not shared, and 28 us if they are. Sharing products of 4,096
+/// columns as well reduced a step of batch 64 (8B) from 7.63 to 7.56 ms.
 pub const LEAST_HALVED: Knob = Knob {
     name: "wide.least_halved_columns",
     default: 4096,
@@ -48,12 +49,12 @@ pub const TALL_ROWS: Knob = Knob {
     about: "on one rank, most rows of an iteration for which a tile of a wide product has all rows and up to 192 columns",
 };
 
-/// The same on several ranks, which has not been measured.
+/// Like [`TALL_ROWS`], on several ranks. Not measured.
 pub const SHARED_TALL_ROWS: Knob = Knob {
     name: "wide.shared_tall_rows",
     default: 0,
     candidates: &[0, 32, 64],
-    about: "the same on several ranks",
+    about: "on several ranks, most rows of an iteration for which a tile of a wide product has all rows and up to 192 columns",
 };
 
 /// Like [`LEAST_ROWS`], if a tile has all rows.
@@ -61,7 +62,7 @@ pub const LEAST_TALL_ROWS: Knob = Knob {
     name: "wide.least_tall_rows",
     default: 9,
     candidates: &[3, 5, 9, 17],
-    about: "fewest rows of an iteration for which products have such tiles",
+    about: "fewest rows of an iteration for which a tile of a wide product has all rows",
 };
 
 /// Like [`LEAST_HALVED`], if a tile has all rows. Then the readers add the halves.
@@ -86,7 +87,7 @@ pub const MOST_QUARTERED_ROWS: Knob = Knob {
     name: "wide.most_quartered_rows",
     default: 256,
     candidates: &[128, 256, 512, 2048],
-    about: "most rows of an iteration for which tasks share such tiles",
+    about: "most rows of an iteration for which two or four tasks share a tile of 128 rows of the weight",
 };
 
 /// The fewest columns of a weight that several tasks share if the output is rounded; then the sum of the parts is rounded. If
@@ -95,7 +96,7 @@ pub const LEAST_ROUNDED: Knob = Knob {
     name: "wide.least_rounded_columns",
     default: 4096,
     candidates: &[2048, 4096, 1 << 20],
-    about: "the same if the output is rounded to the weight's type",
+    about: "fewest columns of a weight whose tiles of 128 rows two or four tasks share, if the output is rounded to the weight's type",
 };
 
 /// The fewest rows of an iteration for which the last tiles of a product are cut.

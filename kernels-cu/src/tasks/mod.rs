@@ -1,5 +1,6 @@
 //! One folder per task type. Every `pub mod` line here is a registered task type (see `build.rs`): the module has `pub
-//! const REGISTRATION: Registration`. bindgen reads its headers, and its `cpu*.cpp` are compiled.
+//! const REGISTRATION: Registration`. bindgen reads the headers of its folder, and the folder's `cpu*.cpp` are
+//! compiled.
 
 pub mod add;
 pub mod argmax_partial;

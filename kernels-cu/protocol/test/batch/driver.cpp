@@ -1,6 +1,6 @@
 /* A physical KV cache is kept next to the simulator's schedule. Every row writes a hash of everything that led to it into its page,
- * and reads back all earlier positions of its request. So a page with two writers, a page with other contents, a wrong table or a
- * wrong position shows, whatever the simulator expects. */
+ * and reads back all earlier positions of its request. So a page with two writers, a page with wrong contents, a wrong
+ * table or a wrong position is found, independently of the simulator. */
 #include "batch/driver.h"
 
 #include <algorithm>

@@ -119,7 +119,8 @@ const Part parts[] = {
       static const Range loaded = image();
       found->push_back(loaded);
     }),
-    // What no task may access; the list serves only to name it. Memory that is not in it is refused all the same.
+    // Memory that no task may access. The list only provides names for reports: memory that is not in it is refused
+    // too.
     MPK_PART("the scratch memory of worker %u", NOTHING, nullptr, {
       for (uint32_t w = 0; w < r->num_workers && r->scratch != nullptr; ++w) add(found, r->scratch[w], most_scratch(r), w);
     }),

@@ -155,7 +155,7 @@ fn ties_take_the_lowest_token_wherever_the_tiles_meet() {
 }
 
 #[test]
-fn numbers_that_are_none_and_infinities_end_in_a_token() {
+fn nan_and_infinity_still_give_a_token() {
     let (nan, inf) = (f32::NAN, f32::INFINITY);
     for world in [1, 2] {
         for top_k in [0, 3] {

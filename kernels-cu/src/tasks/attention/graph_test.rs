@@ -140,7 +140,7 @@ fn attention_then_norm() -> OpGraph {
 }
 
 #[test]
-fn who_reads_rows_waits_for_the_rows_of_every_slot() {
+fn a_reader_of_rows_waits_for_every_slots_rows() {
     // All rows may belong to one slot: a row block of the norm needs every slot's attention.
     for workers in [1, 4] {
         let target = Target::cpu(workers);

@@ -21,7 +21,7 @@ fn many_rows_equal_the_reference_over_head_shapes() {
 
 /// A decode row with a long context among prompts: several tasks have a part of its keys.
 #[test]
-fn long_contexts_are_dealt_to_many_tasks() {
+fn long_contexts_are_divided_among_many_tasks() {
     for (page_size, tasks) in [(1, 2), (16, 7), (64, 16), (64, 50)] {
         for slots in [vec![(2000, 1)], vec![(1500, 1), (0, 70), (900, 3)], vec![(0, 3), (700, 90), (0, 1)]] {
             let prefill = Some(tasks);
@@ -31,7 +31,7 @@ fn long_contexts_are_dealt_to_many_tasks() {
 }
 
 #[test]
-fn many_short_prompts_are_dealt_to_all_tasks() {
+fn many_short_prompts_are_divided_among_all_tasks() {
     for tasks in [1, 5, 64] {
         let slots = (0..40).map(|i| (i * 7 % 90, 1 + i % 5)).collect();
         Case { slots, prefill: Some(tasks), qk_norm: true, ..case(DType::F32, 6, 2, 16) }.verify();
@@ -78,8 +78,8 @@ fn tiles_that_start_inside_a_request_have_the_bits_of_the_whole() {
     }
 }
 
-/// One iteration has decode rows with contexts beside a prompt and a chunk of another. Tasks start at query tiles inside the prompt and
-/// inside units; together they write each row once, by the reference.
+/// One iteration has decode rows with contexts, a prompt, and a chunk of another prompt. Tasks start at query tiles
+/// inside the prompt and inside units; together they write each row once, by the reference.
 #[test]
 fn tasks_start_inside_requests_and_units_of_a_mixed_iteration() {
     let slots = vec![(700, 1), (0, 260), (1300, 1), (200, 150)];

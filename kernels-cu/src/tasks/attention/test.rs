@@ -154,7 +154,7 @@ fn chunks_of_a_prompt_give_the_same_bits() {
 /// wrong too. The page of the new rows is swapped with a page of another slot, one at a time.
 #[test]
 fn a_wrong_page_shows_in_the_output_or_in_the_cache() {
-    // Decode rows beside a prompt, in two pages each. The first slot's new row begins a page.
+    // Decode rows and a prompt, in two pages each. The first slot's new row begins a page.
     let slots = vec![(16, 1), (0, 20), (37, 3)];
     for (splits, prefill) in [(1, None), (2, None), (1, Some(4))] {
         let case = Case { slots: slots.clone(), splits, prefill, ..case(DType::F32, 4, 2, 16) };

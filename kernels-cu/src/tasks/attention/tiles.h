@@ -1,6 +1,6 @@
-// The two products of attention in register tiles. The same operations in the same order compute every result,
-// whatever the tile: a score is 16 lane sums over head_dim, which are then added pairwise; an output element
-// is one chain of multiply-adds over the keys.
+// The two products of attention in register tiles. For any tile size, the same operations in the same order compute
+// every result: a score is 16 lane sums over head_dim, which are then added pairwise; an output element is one chain of
+// multiply-adds over the keys.
 #pragma once
 
 #include "cpu/simd.h"

@@ -181,7 +181,7 @@ fn greedy_requests_keep_the_greedy_token() {
 }
 
 #[test]
-fn numbers_that_are_none_and_infinities_end_in_a_token() {
+fn nan_and_infinity_still_give_a_token() {
     let (nan, inf) = (f32::NAN, f32::INFINITY);
     let mut mixed = logits(8, 64, 3.0);
     mixed[3] = nan;
