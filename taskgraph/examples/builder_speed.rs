@@ -90,7 +90,7 @@ fn main() {
             let start = Instant::now();
             let verified = verify::verify(&graphs).is_ok();
             println!(
-                "{:5} rows {rows} {placement:?} {allreduce:?}: {} tasks a rank, shared {shared:.1?}, build {build:.1?}, verify {:.1?} ({verified})",
+                "{:5} rows {rows} {placement:?} {allreduce:?}: {} tasks per rank, shared {shared:.1?}, build {build:.1?}, verify {:.1?} ({verified})",
                 shape.name,
                 graphs[0].tasks.len(),
                 start.elapsed(),

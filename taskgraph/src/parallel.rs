@@ -57,7 +57,7 @@ mod tests {
     use std::sync::Mutex;
 
     #[test]
-    fn results_come_back_in_their_order_whatever_their_size() {
+    fn results_of_all_sizes_are_returned_in_order() {
         let sizes = [3, 9, 1, 9, 0, 7];
         let begun = Mutex::new(Vec::new());
         let results = map_largest_first(

@@ -265,13 +265,13 @@ pub trait TaskType: Debug + Send + Sync {
         false
     }
 
-    /// True if running the operator has an effect besides its outputs. It is then kept even if nobody reads them.
+    /// True if running the operator has an effect besides its outputs. It is then kept even if no operator reads them.
     fn has_effects(&self) -> bool {
         false
     }
 
-    /// Pairs of an input and an output that may share memory if nobody reads the input afterwards. A task must read from that
-    /// input only the elements that it writes to that output, each before it is written.
+    /// Pairs of an input and an output that may share memory if no other task reads the input afterwards. A task must
+    /// read from that input only the elements that it writes to that output, each before it is written.
     fn may_overwrite(&self) -> &'static [(usize, usize)] {
         &[]
     }

@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_knob_allows_is_refused_with_what_would_be_allowed() {
+    fn values_that_no_knob_allows_are_refused_with_the_allowed_ones() {
         let mut tuning = Tuning::default();
         tuning.set("box.width", 9);
         assert!(tuning.check([&WIDTH]).unwrap_err().contains("1, 2, 8"));

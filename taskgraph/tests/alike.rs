@@ -34,7 +34,7 @@ fn builder(layers: usize, options: &BuildOptions) -> Builder {
     Builder::new(&decoder(layers, 64, 64, 64, "linear", options.world), &registry(), options).unwrap()
 }
 
-/// A kept class gives the same result for all ranks as all graphs do, and reused memory leaves nothing behind.
+/// A kept class gives the same result for all ranks as all graphs do, and reused memory does not change it.
 #[test]
 fn rank_0_stands_for_all() {
     let spares = Spares::default();
@@ -160,7 +160,7 @@ fn a_change_on_one_rank_makes_it_differ() {
 /// A rank that uses rank 0's slot of a tensor instead of its own differs from it, even if all its other operands are
 /// rotated.
 #[test]
-fn an_operand_that_does_not_turn_ends_the_likeness() {
+fn an_operand_that_does_not_turn_makes_ranks_differ() {
     let mut tried = 0;
     for options in settings() {
         let graphs = builder(2, &options).all().unwrap();

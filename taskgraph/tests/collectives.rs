@@ -92,7 +92,7 @@ fn a_replicated_tensor_is_sliced_without_a_copy() {
 
 /// gate | up: each rank has two blocks, which are copied to their places, also on the rank itself.
 #[test]
-fn a_wanted_tensor_of_two_parts_is_gathered() {
+fn an_output_of_two_parts_is_gathered() {
     let mut g = OpGraph::new("parts", capacity());
     let x = g.input("x", DType::F32, &[4, 16]);
     let w = g.weight("w", DType::F32, &[22, 16], None);
@@ -148,7 +148,7 @@ fn shared_heads_are_gathered_once() {
 /// Peers write into the symmetric heap, and each rank copies its part from there to the persistent tensor. With many
 /// columns there are several copies.
 #[test]
-fn collectives_write_tensors_that_live_on() {
+fn collectives_write_persistent_tensors() {
     for columns in [20, 100] {
         for (op_type, weight, to) in [
             ("allgather", 0, Sharding::Replicated),
@@ -279,7 +279,7 @@ fn rounded_product(name: &str, k: u64) -> (OpGraph, TensorId, TensorId) {
     (g, x, a)
 }
 
-/// An `add` becomes the residual of an allreduce that was inserted, whatever the type of the summands.
+/// For every type of the summands, an `add` becomes the residual of an allreduce that was inserted.
 #[test]
 fn a_residual_is_added_to_rounded_summands() {
     let (mut g, x, a) = rounded_product("residual", 48);

@@ -18,7 +18,7 @@ fn ops(graph: &OpGraph, world: u32) -> Vec<String> {
 }
 
 #[test]
-fn what_nobody_wants_is_not_run() {
+fn unused_operators_are_not_run() {
     let mut g = OpGraph::new("dead", capacity());
     let x = g.input("x", DType::F32, &[4, 32]);
     let a = g.op("a", "scale", &[x], Attrs::new());
@@ -31,7 +31,7 @@ fn what_nobody_wants_is_not_run() {
 }
 
 #[test]
-fn the_same_twice_is_done_once() {
+fn equal_operators_run_once() {
     let mut g = OpGraph::new("twins", capacity());
     let x = g.input("x", DType::F32, &[4, 32]);
     let a = g.op("a", "scale", &[x], Attrs::new());

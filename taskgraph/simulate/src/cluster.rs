@@ -63,7 +63,7 @@ pub struct Cluster {
     pub sources: BTreeMap<String, String>,
 }
 
-/// Who shares a memory.
+/// Which ranks share a memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum SharedBy {
@@ -77,7 +77,7 @@ pub enum SharedBy {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Memory {
-    /// Who shares it.
+    /// Which ranks share it.
     pub shared_by: SharedBy,
     /// Read rate of all workers together, GB/s.
     pub gb_per_s: f64,

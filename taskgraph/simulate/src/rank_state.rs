@@ -47,7 +47,7 @@ pub(crate) struct Worker {
     pub(crate) left: u64,
     pub(crate) free: Ps,
     pub(crate) begin: Ps,
-    /// Since when it has been waiting for a piece, and its total waiting time.
+    /// The time since which it has been waiting for a piece, and its total waiting time.
     pub(crate) starved: Option<Ps>,
     pub(crate) page: Ps,
     pub(crate) stream: Stream,

@@ -65,8 +65,8 @@ pub(super) fn two_shot_tiles(
     (tiles, shares, blocks.collect())
 }
 
-/// Adjacent rows that one rank sums, if ranks sum rows. Blocks belong to the ranks in turn, so ranks have about the same number of rows
-/// in use, whatever that number is. The tile of a product with many rows is inside one block.
+/// Adjacent rows that one rank sums, if ranks sum rows. Blocks belong to the ranks in turn, so for any number of rows
+/// in use, ranks have about the same share of them. The tile of a product with many rows is inside one block.
 pub(crate) const OWNED_ROWS: u32 = 256;
 
 /// Blocks of rows for a two-shot sum of which each rank sums a block of rows, in pieces of whole rows.

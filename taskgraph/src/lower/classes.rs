@@ -49,7 +49,7 @@ impl<'a> Classes<'a> {
 
     /// Cuts the operator on each rank. `push` is set if its pushable output goes to every rank as flagged words. `dealt` is set
     /// if an output is split over the ranks in blocks ([`crate::collective::Lowered::dealt`]). `own` is an input of which each rank has
-    /// only its own rows. If the operator cannot do with that, its class has no [`LocalClass::own`].
+    /// only its own rows. If the operator needs other rows too, its class has no [`LocalClass::own`].
     pub fn cut(
         &mut self,
         op: &Op,

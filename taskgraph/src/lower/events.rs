@@ -57,7 +57,7 @@ impl Links {
                 }
             }
             for (side, tensor) in reads.chain(writes) {
-                // A tensor that nobody writes cannot cause conflicts; weights would only make the lists longer.
+                // A tensor that no task writes cannot cause conflicts; weights would only make the lists longer.
                 let known = &plan.tensors[root(tensor) as usize];
                 if known.activation || plan.is_persistent(root(tensor)) {
                     touched[root(tensor) as usize].push((to, side, tensor));
@@ -275,8 +275,9 @@ impl Builder {
 
     /// Events of a slot whose tasks run on this rank.
     fn slot(&mut self, plan: &Plan, links: &Links, overlaps: &[(usize, Rc<Overlap>)], slot: usize, n: usize) {
-        // A sum that ranks compute in shares has one event, whatever its readers need. A task that has seen this event and the
-        // other ranks' shares knows that everything before them is done (`order::after_both_halves`).
+        // A sum that ranks compute in shares has one event, even if its readers need only parts of it. A task that has
+        // seen this event and the other ranks' shares knows that everything before them is done
+        // (`order::after_both_halves`).
         let is_share = matches!(plan.slots.get(slot + 1).map(|s| s.kind), Some(SlotKind::Copy { exchange })
             if plan.exchanges[exchange as usize].completes.is_some());
         let to = |place: usize| links.all[overlaps[place].0].to;

@@ -47,7 +47,7 @@ pub(super) struct Grouping {
     pub links: Vec<Waits>,
 }
 
-/// Who waits for a slot's events because of one link. Nobody if its words are flagged.
+/// The tasks that wait for a slot's events because of one link. There are none if its words are flagged.
 pub(super) struct Waits {
     /// The event that each consumer waits for, or [`NONE`].
     pub events: Vec<u32>,

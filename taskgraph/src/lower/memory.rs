@@ -101,8 +101,9 @@ pub(crate) fn plan_memory(plan: &Plan, order: &Order) -> Memory {
     Memory { overlay, used, home, closing }
 }
 
-/// Results that reuse the memory of an operand, as far as the graph allows: other accesses to the operand are done before, and
-/// each task writes only what it alone reads. The operand's accesses then include those of the result.
+/// Results that reuse the memory of an operand, where the graph allows it: other accesses to the operand must be done
+/// before, and each task must write only what no other task reads. The operand's accesses then include those of the
+/// result.
 fn in_place(plan: &Plan, order: &Order, accesses: &mut [Access]) -> Vec<u32> {
     let mut home: Vec<u32> = (0..plan.tensors.len() as u32).collect();
     let mut pairs: Vec<(u32, u32)> = plan.graph.overwrites.iter().map(|(&to, &from)| (from, to)).collect();

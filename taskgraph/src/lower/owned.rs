@@ -1,8 +1,9 @@
 //! Sums whose rows stay with the ranks that sum them.
 //!
 //! After a two-shot allreduce every rank has the whole sum. If each reader first computes something row by row, such as a norm, the
-//! ranks need only that. So a rank computes it for the rows that it sums and sends the result, which is smaller than the f32 sum, and
-//! nobody computes it twice. The next allreduce needs the same rows of the sum as its residual.
+//! ranks need only that. So a rank computes it for the rows that it sums and sends the result. The result is smaller
+//! than the f32 sum, and each row is computed only once. The next allreduce needs the same rows of the sum as its
+//! residual.
 
 use super::classes::Classes;
 use super::collectives::Uses;

@@ -124,7 +124,7 @@ fn cut_view(tensor: &TensorEntry, operand: &Operand, found: &mut Boxes) -> Resul
     cut(tensor, operand.offset / tensor.dtype.size(), &dims, found)
 }
 
-/// A rank's own slot of the receive buffer is a hole in what its `reduce` reads, because nobody writes it.
+/// A rank's own slot of the receive buffer is a hole in what its `reduce` reads, because no task writes it.
 pub(super) fn hole(graph: &TaskGraph, task: &Task, input: usize) -> Option<u32> {
     if input != 1 { None } else { own_slot(graph, task, graph.inputs(task).get(1)?) }
 }

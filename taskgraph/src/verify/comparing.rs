@@ -225,7 +225,8 @@ impl<'a> Comparing<'a> {
         if (x.offset, &x.region) == (y.offset, &y.region) {
             return true;
         }
-        // Nobody writes a constant, so the order does not depend on which of its bytes are read. The bytes only have to exist.
+        // No task writes a constant, so the order does not depend on which of its bytes are read. The bytes only have
+        // to exist.
         if matches!(tensor.role, Role::Weight { .. } | Role::Constant) {
             return fits(tensor, y);
         }
@@ -337,7 +338,8 @@ impl<'a> Comparing<'a> {
     fn same_frame(&self, b: &TaskGraph) -> bool {
         let a = self.first;
         let reduce = sum_type(a);
-        // Of a sum's parameters, the proof uses the ranks, the rows and the flags. The remaining one is its own rank.
+        // The proof uses these parameters of a sum: the ranks, the rows and the flags. The remaining parameter is its
+        // own rank.
         let same_variant = |x: &Variant, y: &Variant| {
             let known = |v: &Variant| [0, 2, 3].map(|word| v.params.get(word).copied());
             x.task_type == y.task_type && (Some(usize::from(x.task_type)) != reduce || known(x) == known(y))

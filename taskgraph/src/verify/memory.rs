@@ -302,7 +302,7 @@ impl<'a, 'g> Sweep<'a, 'g> {
         for (number, cell) in cells.all.iter().enumerate().filter(|(_, c)| c.writer != NONE) {
             let readers = cells.readers(cell).flat_map(|group| &group.tasks);
             let readers = readers.map(|&r| (r, cell.first_writer, Kind::Reuse));
-            // A reader of a flagged word has seen its write, so whatever comes after the read comes after both.
+            // A reader of a flagged word has seen its write, so everything that comes after the read comes after both.
             let read = flagged && cell.readers != NONE;
             let writer = (!read).then_some((cell.writer, cell.first_writer, Kind::Overwrite));
             let early = early.get(&(number as u32)).into_iter().flatten();

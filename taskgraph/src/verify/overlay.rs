@@ -1,10 +1,10 @@
 //! Tensors that overlap: all accesses to one must be done before any write to the other.
 //!
 //! This is decided for whole tensors in one rank's memory. Where several tensors share a byte, the order of their first writes is
-//! the only order in which they can take turns. It is enough to compare neighbours: each tensor is written, so whatever comes
-//! before its writes comes before everything that follows. The last tensor must come before the first one of the next iteration,
-//! which closes the ring. Readers of a tensor read what was written in the same iteration (see `memory`), so they come after the
-//! tensor's own writes.
+//! the only order in which they can take turns. It is enough to compare neighbours: each tensor is written, so
+//! everything before its writes comes before everything that follows. The last tensor must come before the first one of
+//! the next iteration, which closes the ring. Readers of a tensor read what was written in the same iteration (see
+//! `memory`), so they come after the tensor's own writes.
 
 use super::access::{Access, Memory};
 use super::memory::across_message;

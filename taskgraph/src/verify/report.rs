@@ -20,7 +20,7 @@ pub enum ViolationKind {
     Unordered,
     /// A write of one iteration and an access of the next one that are not ordered.
     UnorderedAcrossEpochs,
-    /// A trigger of the next iteration may be counted before all of this one's are in.
+    /// A trigger of the next iteration may be counted before all triggers of this one.
     CounterAcrossEpochs,
     /// An activation is read before anything has written it.
     Unwritten,

@@ -78,8 +78,8 @@ struct ByKind {
     done: (Groups, Groups),
 }
 
-/// Accesses by the rank that knows when they are done, if there are any. A rank that sends to its peers learns from none of
-/// them alone that all are done; each peer knows it of its own.
+/// Accesses by the rank that knows when they are done, if there are any. A rank that sends to its peers cannot learn
+/// from a single peer that all accesses are done, because each peer knows only about its own.
 struct Groups(Vec<Option<Bound>>);
 
 impl Groups {
@@ -119,7 +119,8 @@ impl ByKind {
         found
     }
 
-    /// True if the accesses come before those of the graph that follows, as far as one of a pair writes.
+    /// True if the accesses come before all conflicting accesses of the graph that follows. Two accesses conflict if at
+    /// least one of them writes.
     fn before(&self, next: &ByKind) -> bool {
         self.seen.1.all_cross_barrier(&next.seen.0)
             && self.done.0.all_cross_barrier(&next.done.1)
@@ -387,7 +388,7 @@ fn pairs(
     let overlap = |b: &Access, a: &Access| !comparable || b.region.overlaps(&a.region);
     let accesses = first.memory.accesses(first.tensor);
     for b in accesses {
-        // A reader of a flagged word has seen its write, so whatever comes after the read comes after both.
+        // A reader of a flagged word has seen its write, so everything that comes after the read comes after both.
         let read = flagged && accesses.iter().any(|r| !r.write && overlap(b, r));
         for a in second.memory.accesses(second.tensor) {
             if !(a.write || b.write) || !overlap(b, a) {
@@ -451,7 +452,7 @@ fn same_tensors(classes: &[Known<'_>]) -> Vec<Violation> {
                         format!("{} of {} {:?} ({} bytes)", role_name(&t.role), t.dtype, t.dims, t.bytes)
                     };
                     violations.push(say(format!(
-                        "rank {rank}: '{}' is {} in graph '{}' and {} in graph '{name}', but lives across graphs",
+                        "rank {rank}: '{}' is {} in graph '{}' and {} in graph '{name}', but it persists across graphs",
                         tensor.name,
                         what(tensor),
                         graph.name,

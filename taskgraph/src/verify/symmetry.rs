@@ -1,15 +1,16 @@
 //! Ranks that are the same up to their numbers: what is proven for one of them holds for all.
 //!
-//! The ranks are alike if rank r's graph is rank 0's graph with every rank number turned by r. Task i of the one is task i of the
-//! other, at the same place of the same list, waiting for the same events; where task i of rank 0 reaches rank p, task i of rank
-//! r reaches rank p + r. Turning all numbers by one is then a symmetry of the whole set: it maps tasks to tasks, events to events
-//! and every edge to an edge. So it maps the order to itself, and the accesses to rank 0's memory to those to any other rank's.
+//! The ranks are alike if rank r's graph is rank 0's graph with every rank number turned by r. Task i of one graph is
+//! task i of the other, at the same place of the same list, and waits for the same events. Where task i of rank 0
+//! reaches rank p, task i of rank r reaches rank p + r. Turning all numbers by one is then a symmetry of the whole set:
+//! it maps tasks to tasks, events to events and every edge to an edge. So it maps the order to itself, and the accesses
+//! to rank 0's memory to those to any other rank's.
 //!
 //! Bytes must be mapped too. Most tensors are accessed at the same bytes on all ranks. The others have equal *blocks* along one
 //! dimension, which belong to the ranks in turn; with one block for each rank they are *slots*. A block is turned to the next rank's
 //! block of the same group. An access is either inside one block, which is turned, or covers whole groups. This maps bytes to bytes one
-//! to one, so accesses share bytes on rank 0 exactly where they do on rank r. Of constants, which nobody writes, a task of rank r may
-//! read other bytes than rank 0's.
+//! to one, so accesses share bytes on rank 0 exactly where they do on rank r. Constants are an exception: no task
+//! writes them, so a task of rank r may read other bytes than rank 0's.
 //!
 //! This is checked on the graphs themselves, without trusting the builder.
 

@@ -55,7 +55,7 @@ pub(super) fn triggers(graphs: Ranks<'_>) -> Vec<Violation> {
             let event_name = names.event(rank, index as u32);
             let message = if !matched {
                 format!(
-                    "{event_name} waits for {} triggers in an iteration, but {sum} come ({by}{})",
+                    "{event_name} waits for {} triggers in an iteration, but gets {sum} ({by}{})",
                     event.num_triggers,
                     if sum > who.len() as u64 { ", .." } else { "" }
                 )

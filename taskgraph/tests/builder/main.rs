@@ -253,7 +253,7 @@ fn with_one_rank_collectives_vanish_and_linear_takes_the_residual() {
 }
 
 #[test]
-fn a_wanted_split_output_is_gathered_under_its_name() {
+fn a_split_output_is_gathered_under_its_name() {
     let mut g = OpGraph::new("gather", capacity());
     let x = g.input("x", DType::F32, &[4, 16]);
     let w = g.weight("w", DType::F32, &[21, 16], Some((0, Split::Even { unit: 1 })));
@@ -432,7 +432,7 @@ fn errors_name_the_place() {
 
 /// `y = x W`, with W split by columns, written into a persistent tensor: each rank would keep its own summand.
 #[test]
-fn sums_and_blocks_of_ranks_do_not_go_into_persistent_tensors_unseen() {
+fn partial_values_in_persistent_tensors_are_refused() {
     let persistent = |g: &mut OpGraph, name: &str, sharding: Sharding| {
         g.add_tensor(op_graph::Tensor {
             name: name.into(),
@@ -473,8 +473,7 @@ fn sums_and_blocks_of_ranks_do_not_go_into_persistent_tensors_unseen() {
     let y = graphs[0].tensors.iter().find(|t| t.name == "y").unwrap();
     assert_eq!(y.space, task_graph::Space::Device);
 
-    // A sum over ranks may be stored there: `reduce` writes the rank's own memory, whatever lowering was asked
-    // for.
+    // A sum over ranks may be stored there: with every lowering, `reduce` writes the rank's own memory.
     let mut g = OpGraph::new("g", capacity());
     let x = g.input("x", DType::F32, &[4, 16]);
     let w = g.weight("w", DType::F32, &[8, 16], Some((1, even)));

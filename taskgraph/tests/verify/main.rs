@@ -252,7 +252,7 @@ fn out_of_range() {
         g[0].operands[at].offset -= 4;
     });
     expect(&found, ViolationKind::Structure, &[(0, reduce)], &["leaves its region"]);
-    // Nor within what its operator writes as a whole.
+    // It may not leave its region even within what its operator writes as a whole.
     let first = find(&graphs[0], "l1.reduce", 0);
     let found = broken(2, 2, Lowering::Copy, |g| {
         let task = &g[0].tasks[first as usize];
@@ -364,7 +364,7 @@ fn a_task_that_does_nothing_has_no_operands() {
 }
 
 #[test]
-fn reading_what_nobody_wrote() {
+fn reading_unwritten_memory() {
     let graphs = chain(2, 2, 2, 2, Lowering::Copy);
     let reduce = find(&graphs[1], "l0.reduce", 0);
     let found = broken(2, 2, Lowering::Copy, |g| {
@@ -414,7 +414,7 @@ fn tasks_without_a_start() {
 }
 
 #[test]
-fn successions_share_only_what_agrees() {
+fn graphs_that_follow_each_other_agree_on_shared_tensors() {
     let persistent = |rows: u32| {
         let mut graphs = chain(2, 2, 2, 2, Lowering::Copy);
         for graph in &mut graphs {
@@ -426,7 +426,7 @@ fn successions_share_only_what_agrees() {
     };
     assert!(verify_succession(&[persistent(2), persistent(2)]).is_ok());
     let found = verify_succession(&[persistent(2), persistent(3)]).unwrap_err();
-    expect(&found, ViolationKind::Shared, &[], &["'kv'", "lives across graphs"]);
+    expect(&found, ViolationKind::Shared, &[], &["'kv'", "persists across graphs"]);
     // One graph writes what the other loads before its tasks may start, because it is constant there.
     let mut writes = chain(2, 2, 2, 2, Lowering::Copy);
     let weights = writes.iter_mut().flat_map(|g| &mut g.tensors).filter(|t| t.name == "w");

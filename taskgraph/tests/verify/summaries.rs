@@ -94,7 +94,7 @@ fn sends(first: usize) -> Vec<TaskGraph> {
 /// both sends, rank 0's does not. So the summaries show no order, whichever slot rank 1 sends into first. Slot by slot, there
 /// is one if that is the slot of whose read rank 1 knows.
 #[test]
-fn what_summaries_do_not_show_is_decided_access_by_access() {
+fn accesses_decide_what_summaries_do_not_show() {
     for (first, ordered) in [(0, true), (1, false)] {
         let classes = [reads(), sends(first)];
         assert!(!summaries_suffice(&classes), "the summaries show it, so nothing is looked at");

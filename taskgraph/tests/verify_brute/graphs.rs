@@ -100,7 +100,7 @@ fn random_graphs(random: &mut Random) -> Vec<TaskGraph> {
             }
         }
     }
-    // Events that nobody triggers get a trigger; the last task waits for all events.
+    // Events without a trigger get one; the last task waits for all events.
     let mut triggered: Vec<EventId> = Vec::new();
     for b in &builders {
         triggered.extend(b.graph.tasks.iter().filter_map(|t| t.trigger));

@@ -116,7 +116,7 @@ mod tests {
     use super::{LANES, Lanes, turned_lanes};
 
     #[test]
-    fn what_is_known_of_a_rank_is_known_of_the_rank_that_is_ahead() {
+    fn clocks_turn_with_the_ranks() {
         for world in 1..=2 * LANES {
             let blocks = world.div_ceil(LANES);
             let mut lanes: Vec<Lanes> = vec![[0; LANES]; blocks];

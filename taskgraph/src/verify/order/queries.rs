@@ -74,7 +74,8 @@ impl<'g> Order<'g> {
         }
     }
 
-    /// True if task `task` comes before the end event of `rank`, as far as its worker is concerned.
+    /// True if the worker has finished task `task` before the end event of `rank`. A put of the task may complete
+    /// later.
     pub(in crate::verify) fn reaches_end(&self, task: u32, rank: usize, weak: bool) -> bool {
         let first = self.first_after(self.clock(weak), self.events() + task);
         first[rank / LANES][rank % LANES] != u16::MAX
