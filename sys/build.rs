@@ -114,7 +114,8 @@ fn run() -> Result<(), Box<dyn Error>> {
     }
 
     let headers = find_headers(&manifest);
-    // A folder that the user named, or headers that do not serve, are worth a line; a bare machine is not.
+    // Warns if the user named a folder or if the headers found cannot be used. A machine without headers gets no
+    // warning.
     let expected = headers.is_ok() || env::var_os("NVSHMEM_HOME").is_some();
     let source = match headers.and_then(|headers| generate(&manifest, &headers)) {
         Ok(text) => {
@@ -140,7 +141,7 @@ fn run() -> Result<(), Box<dyn Error>> {
 fn generate(manifest: &Path, headers: &Headers) -> Result<String, Box<dyn Error>> {
     println!("cargo:rerun-if-changed={}", headers.nvshmem.display());
     println!("cargo:rerun-if-changed={}", headers.cuda.join("cuda_runtime.h").display());
-    // bindgen panics where libclang is missing; ask first.
+    // bindgen panics if libclang is missing, so check first.
     clang_sys::load().map_err(|error| {
         format!("libclang cannot be loaded ({error}); install libclang-dev or set LIBCLANG_PATH")
     })?;

@@ -4,7 +4,7 @@
 //! libclang are found, and taken from a checked-in copy where they are not. Nothing links against
 //! NVSHMEM; [`Library::load`] opens `libnvshmem_host.so.3` when a GPU run asks for it.
 //!
-//! Three layers. Each can be used alone:
+//! There are three layers. Each can be used alone:
 //!
 //! | layer | what it is |
 //! |---|---|
@@ -14,8 +14,8 @@
 //!
 //! # Example
 //!
-//! One process, one GPU. Between several ranks the [`UniqueId`] of rank 0 is broadcast, as bytes, over
-//! whatever the ranks share (MPI here), and every rank makes the same collective calls in the same order.
+//! One process, one GPU. With several ranks, broadcast the bytes of rank 0's [`UniqueId`] over a channel that the ranks
+//! share (MPI here). Every rank makes the same collective calls in the same order.
 //!
 //! ```no_run
 //! use nvshmem_sys::{Library, Team};
@@ -58,8 +58,8 @@
 //!
 //! # Threads
 //!
-//! A process has one NVSHMEM, initialised for serialised calls. Calls therefore wait for each other, whatever
-//! thread or [`Library`] makes them. A CUDA context must be current on the calling thread.
+//! A process has one NVSHMEM, initialised for serialised calls. Calls from all threads and all [`Library`] values
+//! therefore wait for each other. A CUDA context must be current on the calling thread.
 
 mod bootstrap;
 mod code;

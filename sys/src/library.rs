@@ -24,9 +24,9 @@ pub(crate) type CollectiveLaunch = unsafe extern "C" fn(
 /// NVSHMEM's host library, opened, with every bound function resolved and the version checked.
 ///
 /// A process has one NVSHMEM: two `Library` values are two handles to the same state. NVSHMEM is initialised for
-/// serialised host calls, so each call waits for the one before it, whatever handle or thread makes it. If a peer
-/// never makes a collective call, all later calls of this process wait forever. The library is never unloaded,
-/// because it has threads and exit handlers of its own.
+/// serialised host calls, so each call waits for the one before it, even from another handle or thread. If a peer never
+/// makes a collective call, all later calls of this process wait forever. The library is never unloaded, because it has
+/// threads and exit handlers of its own.
 pub struct Library {
     functions: ManuallyDrop<sys::Functions>,
     pub(crate) collective_launch: Option<CollectiveLaunch>,

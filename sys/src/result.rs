@@ -109,7 +109,7 @@ impl Library {
         (major, minor)
     }
 
-    /// The functions, where NVSHMEM is initialised; it stays so until they are dropped.
+    /// The functions, if NVSHMEM is initialised. It stays initialised until they are dropped.
     pub(crate) fn ready(&self, function: &'static str) -> Result<Calls<'_>, Error> {
         let calls = self.calls();
         let status = status(&calls);
@@ -168,7 +168,7 @@ impl Library {
     /// This process's PE within `team`.
     ///
     /// # Errors
-    /// [`Error::NotInitialized`], or [`Error::Argument`] if this PE is not of the team.
+    /// [`Error::NotInitialized`], or [`Error::Argument`] if this PE is not in the team.
     pub fn team_my_pe(&self, team: Team) -> Result<i32, Error> {
         let calls = self.ready("nvshmem_team_my_pe")?;
         // SAFETY: NVSHMEM is initialised; an invalid team gives -1.
@@ -185,7 +185,7 @@ impl Library {
         member("nvshmem_team_n_pes", unsafe { calls.nvshmem_team_n_pes(team.0) })
     }
 
-    /// The number in `to` of the PE that is `pe` in `from`; none if it is not of `to`.
+    /// The number in `to` of the PE that has number `pe` in `from`; `None` if that PE is not in `to`.
     ///
     /// # Errors
     /// [`Error::NotInitialized`].
@@ -274,7 +274,7 @@ impl Library {
         NonNull::new(call(&calls)).ok_or(Error::OutOfSymmetricMemory { function, bytes })
     }
 
-    /// Gives symmetric memory back. Collective, waits for all PEs.
+    /// Frees symmetric memory. Collective, waits for all PEs.
     ///
     /// # Safety
     /// `address` came from [`Library::malloc`], [`Library::calloc`] or [`Library::align`], was not freed,
@@ -289,8 +289,8 @@ impl Library {
         Ok(())
     }
 
-    /// The address at which this PE's GPU reaches the memory that `address` names on `pe` by plain load and
-    /// store; none if `pe` is out of such reach or `address` is not symmetric.
+    /// The address at which plain loads and stores of this PE's GPU reach the memory that `address` names on `pe`.
+    /// `None` if they cannot reach it, or if `address` is not symmetric.
     ///
     /// # Errors
     /// [`Error::NotInitialized`], [`Error::Argument`] if there is no such PE.

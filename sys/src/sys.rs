@@ -1,5 +1,5 @@
-//! What bindgen made of NVSHMEM's headers: types, constants and [`Functions`], the table of bound
-//! functions. `build.rs` holds the list of names.
+//! The output of bindgen for NVSHMEM's headers: types, constants and [`Functions`], the table of bound functions.
+//! `build.rs` holds the list of names.
 
 #![allow(
     missing_docs,

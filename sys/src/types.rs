@@ -1,4 +1,4 @@
-//! What calls take and give.
+//! The types of arguments and results of calls.
 
 use crate::sys;
 use std::ffi::c_int;
