@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Writes the first inputs of each fuzz target to fuzz/corpus/TARGET; what a fuzzer has found lies beside them.
+"""Writes the first inputs of each fuzz target to fuzz/corpus/TARGET. Inputs that a fuzzer has found are in the same
+folder.
 
 usage: fuzz/make_corpus.py [MPK_RUN]      (with MPK_RUN, also task graphs that it emits)
 """

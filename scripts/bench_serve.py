@@ -2,7 +2,7 @@
 """Measures servers with OpenAI's API under open-loop load: each request is sent at its scheduled time, however slow the server is.
 
 Reports time to first token, time between tokens and whole time (p50, p90, p99, in ms) and throughput, for each server, mix
-and rate, as a table on stdout and with --json as one object. Needs nothing but Python.
+and rate, as a table on stdout and with --json as one object. Needs only Python.
 
     scripts/bench_serve.py --model examples/tiny/model.json --ranks 2 --rates 2,8,32 --plot serve.svg
     scripts/bench_serve.py --model MODEL --llama-server PATH --gguf FILE     # llama.cpp's server in the same run
@@ -324,7 +324,7 @@ def measure_fixed_batch(options):
 
 
 def measure_flood(options):
-    """Measures a stream alone and beside three kinds of other load."""
+    """Measures a stream alone and during three kinds of other load."""
     phases, alone = [], None
     many = options.connections
     for name, connections, body in (("alone", 0, None), ("beside 7 other requests", 7, flood.BODY),

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""The tensor-parallel benchmark: decode, prefill and the allreduce inside the kernel, beside PyTorch, vLLM, NCCL and the memory floor.
+"""The tensor-parallel benchmark: decode, prefill and the allreduce inside the kernel, compared with PyTorch, vLLM, NCCL
+and the memory floor.
 
     scripts/bench_tp.py --model qwen3-8b --tp 1,2,4 --batch 1,8,32 --context 512,8192 --peers torch,vllm
 

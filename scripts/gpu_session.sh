@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# The checks for a short time on a machine with GPUs, in one call: correctness first, then figures beside the peers.
+# The checks for a short time on a machine with GPUs, in one call: correctness first, then figures compared with the
+# peers.
 set -euo pipefail
 
 usage() {
@@ -172,7 +173,7 @@ part_host() {
                     --transport host --placement "$placement" --allreduce "$lowering"
                 equal "$out/greedy-1" "$out/greedy-host-${shown/,/-}-$placement-$lowering" || return 1
                 echo "ok GPUs $shown, $placement, $lowering: $(sed -n 's/.*"ms_per_token":\([0-9.]*\).*/\1/p' \
-                    "$out/greedy-host-${shown/,/-}-$placement-$lowering.json") ms a token"
+                    "$out/greedy-host-${shown/,/-}-$placement-$lowering.json") ms per token"
             done
         done
     done
@@ -231,7 +232,7 @@ part_sampling() {
             on_ranks "$n" "$release/mpk-run" "$model" --backend "$backend" --prompt-tokens 1,2,3 --max-new-tokens 65 --ignore-eos --json \
                 "${options[@]}" >"$out/step-$kind-$n.json" || return 1
             "$python" -c 'import json, sys
-print(sys.argv[2], "ranks", sys.argv[3], json.load(open(sys.argv[1]))["timing"]["ms_per_token"], "ms a token")' "$out/step-$kind-$n.json" "$n" "$kind"
+print(sys.argv[2], "ranks", sys.argv[3], json.load(open(sys.argv[1]))["timing"]["ms_per_token"], "ms per token")' "$out/step-$kind-$n.json" "$n" "$kind"
         done
     done
 }

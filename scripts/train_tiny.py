@@ -204,8 +204,8 @@ def repeated_share(model, corpus, device, prompt=16, count=64):
 def discourage_repeats(model, train_set, held_out, args, device):
     """Sequence-level unlikelihood (Welleck et al., 2019, "Neural Text Generation with Unlikelihood Training").
 
-    A small model that continues greedily soon repeats itself. Each step continues prompts greedily and lowers the probability of
-    the tokens that complete a repeated run, beside the usual loss on text.
+    A small model that continues greedily soon repeats itself. In addition to the usual loss on text, each step
+    continues prompts greedily and lowers the probability of the tokens that complete a repeated run.
     """
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.repeat_lr, betas=(0.9, 0.98), weight_decay=0.0)
     choose, start = random.Random(args.seed), time.monotonic()
@@ -306,7 +306,7 @@ def main():
     model.eval()
     loss = held_out_loss(model, held_out, device)
     bits = loss * held_out.tokens / held_out.bytes / math.log(2)
-    print(f"held out, bf16 weights: {loss:.4f} nats a token, {bits:.4f} bits a byte")
+    print(f"held out, bf16 weights: {loss:.4f} nats per token, {bits:.4f} bits per byte")
     for prompt in SAMPLES:
         ids = greedy(model, torch.tensor([tokenizer.encode(prompt).ids], device=device), 96)
         print("---", json.dumps(tokenizer.decode(ids[0].tolist(), skip_special_tokens=False)))

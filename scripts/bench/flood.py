@@ -1,5 +1,6 @@
-"""Measures how much a flood of requests slows a running stream. One long stream of our server runs alone, beside as many requests as fill its
-slots, beside many connections whose requests wait in its queue, and beside many connections whose requests are refused.
+"""Measures how much a flood of requests slows a running stream. One long stream of our server runs in four phases:
+alone; together with as many requests as fill its slots; during many connections whose requests wait in its queue; and
+during many connections whose requests are refused.
 
 In each phase, the stream's tokens are counted from its first to its last, so its own wait for a slot is not included. The clients of the flood
 are one process, which sends a new request as soon as the last one has been answered."""

@@ -79,7 +79,8 @@ def own_seconds():
 
 
 class Clock:
-    """Who used the cores since this object was created: this benchmark, others, the hypervisor."""
+    """Measures who has used the cores since this object was created: this benchmark, other processes, or the
+    hypervisor."""
 
     def __init__(self, cores):
         self.cores = cores

@@ -68,7 +68,7 @@ def bars(result):
     ]
     cores = len(result["hardware"]["cores_used"])
     panels = [
-        ("Decode, ms a token (less is better)", decode, (f"weights read once: {floor:.3g}", floor)),
+        ("Decode, ms per token (less is better)", decode, (f"weights read once: {floor:.3g}", floor)),
         (f"Prefill of {result['settings']['prefill']}, tokens/s (more is better)", prefill, ("to reach: 200", 200)),
         ("Build and verify 8 ranks' graphs, s", graphs, ("to reach at 32B: 1.5", 1.5)),
     ]

@@ -3,7 +3,7 @@
 import statistics
 
 FLOOR_SHARE = 0.70  # of the memory read rate
-PREFILL = 200  # tokens a second
+PREFILL = 200  # tokens per second
 GRAPH_SECONDS = 1.5
 GRAPH_SHAPE = "qwen3-32b"
 LINEAR = 1.5  # largest over smallest time a task, over the shapes
@@ -73,14 +73,14 @@ def table(values, shapes):
     floor = 1e3 * shapes["bytes_per_token"] / values["floor_bytes_per_second"]["median"]
     share = floor / decode["median"]
     lines.append(
-        row("decode, against reading the weights", decode, "ms a token", floor=floor, ratio=share,
+        row("decode, against reading the weights", decode, "ms per token", floor=floor, ratio=share,
             reach=f"{FLOOR_SHARE:.0%} of the floor's rate", reached=share >= FLOOR_SHARE)
     )
     for name, peer in values["peers"].items():
         ratio = peer["ms_per_token"]["median"] / decode["median"]
         must = name.startswith("llama.cpp")
         lines.append(
-            row("decode", decode, "ms a token", peer=peer["ms_per_token"], peer_name=name, floor=floor, ratio=ratio,
+            row("decode", decode, "ms per token", peer=peer["ms_per_token"], peer_name=name, floor=floor, ratio=ratio,
                 reach="not slower" if must else None, reached=ratio >= 1 if must else None)
         )
     prefill = ours["prefill_tokens_per_s"]
@@ -158,7 +158,7 @@ def table_text(result):
         f"{hardware['cpu']}, cores {hardware['cores_used']}, {hardware['memory_bytes'] / 2**30:.0f} GiB,"
         f" {' '.join(hardware['flags'])}",
         f"memory read rate {number(rate)} GB/s;"
-        f" {result['shape']['bytes_per_token'] / 1e9:.3f} GB of weights a token;"
+        f" {result['shape']['bytes_per_token'] / 1e9:.3f} GB of weights per token;"
         f" medians (least..most) of {len(result['rounds'])} rounds",
         "",
     ]

@@ -254,8 +254,8 @@ class Check:
         return self.finish(started, limit)
 
     def cuda_program(self, name, environment=None, timeout=60):
-        """Builds scripts/gpu/NAME.cu for the GPU here and runs it: what it printed, a JSON object a line, and the command
-        that ended it. None where there is no nvcc."""
+        """Builds scripts/gpu/NAME.cu for this machine's GPU and runs it. Returns its output (a JSON object per line)
+        and the command. None if there is no nvcc."""
         nvcc = find_nvcc()
         if nvcc is None:
             return None

@@ -1,4 +1,5 @@
-"""Measures decode beside the peer and the floor, in one run: shapes of Qwen3-8B and Qwen3-0.6B, random weights.
+"""Measures decode and compares it with the peer and the floor, in one run: shapes of Qwen3-8B and Qwen3-0.6B, random
+weights.
 
 A step's mean context is 512: 480 tokens of prompt and 64 new ones, counted while all requests of a batch decode. The
 floor is the number of bytes that a GPU must read, divided by the rate of a streaming kernel measured here
@@ -56,7 +57,7 @@ def jobs(check):
 
 
 def read_rate(check):
-    """Bytes a second that a streaming kernel reads, with all samples; the nominal rate if the kernel cannot be built."""
+    """Bytes per second that a streaming kernel reads, with all samples; the nominal rate if the kernel cannot be built."""
     ran = check.cuda_program("stream_read", {"CUDA_VISIBLE_DEVICES": "0"}, 30)
     if ran is None:
         return NOMINAL_RATE, "nominal"
@@ -71,7 +72,7 @@ def read_rate(check):
 
 
 def run_peer(check, shape, ranks, environment):
-    """The peer's best milliseconds a step, by batch, with its output lines."""
+    """The peer's best milliseconds per step, by batch, with its output lines."""
     folder, batches = peers_folder(), ",".join(map(str, CASES[shape][1]))
     if folder is None:
         return {}, [], "no folder with torch_decode.py; name it in MPK_PEERS"
@@ -88,7 +89,7 @@ def run_peer(check, shape, ranks, environment):
 
 
 def run_ours(check, shape, ranks, environment):
-    """Samples of milliseconds a token by (batch, placement), and what went wrong."""
+    """Samples of milliseconds per token by (batch, placement), and what went wrong."""
     samples, problems = {}, []
     for placement, repeats in (("static", REPEATS), ("dynamic", 1)):
         if placement == "dynamic" and shape != "qwen3-8b":

@@ -1,13 +1,13 @@
 // Litmus tests of the memory orders that the protocol uses on GPUs (kernels-cu/protocol/platform/gpu.h), as it uses them.
 //
-// Pairs of blocks pass rounds of data: the producer's threads store, and one of them triggers after a barrier of the
-// block, as a task does; one lane of the consumer waits, and its threads read after a barrier with plain loads of
-// addresses that they read in the round before. The consumer's `done` is waited for in the same way before the producer
-// overwrites: an anti-dependency. Flagged words are read two at a time without any wait but for their own flags. Handed on: a
-// warp of a third block stands between the two, as a scheduler does: one lane acquires, another one, after a barrier of the
-// warp, releases.
+// Pairs of blocks pass data in rounds. As in a task, the producer's threads store, and after a barrier of the block one
+// of them triggers. One lane of the consumer waits. After a barrier, the consumer's threads read with plain loads, at
+// addresses that they also read in the round before. Before the producer overwrites the data, it waits for the
+// consumer's `done` in the same way (an anti-dependency). In the test of flagged words, threads read two words at a
+// time and wait only for the flags in the words. In the test `handed on`, a warp of a third block is between the two,
+// as a scheduler is: one of its lanes acquires, and after a barrier of the warp another lane releases.
 //
-// Prints a JSON line a test. `control`: the same without acquire and release; it should see old data.
+// Prints a JSON line per test. `control` is the same test without acquire and release; it should see old data.
 #include <cstdio>
 #include <cuda_runtime.h>
 
@@ -39,12 +39,12 @@ __device__ unsigned mixed(unsigned round, unsigned thread) {
   return x * 0x2C1B3C6Du;
 }
 
-// Threads come at different times, in other orders every round.
+// Threads arrive at different times, and in another order in each round.
 __device__ void dawdle(unsigned round, unsigned salt) {
   if (mixed(round, threadIdx.x / 32 + salt) % 8 == 0) __nanosleep(mixed(round, salt) % 500);
 }
 
-// One thread, bounded. As Context::wait_inputs: polls that are relaxed, and the last of them acquires.
+// A bounded wait of one thread, like Context::wait_inputs: the polls are relaxed, and the last one acquires.
 template <Scope S>
 __device__ bool wait_for(const uint64_t* counter, uint64_t wanted, Mode mode, Result* result) {
   const long long start = clock64();
@@ -95,7 +95,7 @@ __device__ void consume(Pair* pair, uint64_t* done, Mode mode, Result* result) {
       for (;;) {
         asm volatile("ld.relaxed.sys.global.v2.u64 {%0,%1},[%2];" : "=l"(seen[0]), "=l"(seen[1]) : "l"(&pair->words[first]) : "memory");
         if (seen[0] >> 32 == round && seen[1] >> 32 == round) break;
-        // A word that has not come is of the round before, whole.
+        // A word that has not arrived is the complete word of the round before.
         for (unsigned i = 0; i < 2; ++i) {
           const unsigned flag = static_cast<unsigned>(seen[i] >> 32);
           if (flag != 0 && static_cast<unsigned>(seen[i]) != mixed(flag, first + i)) ++wrong;

@@ -163,7 +163,7 @@ def embeddings(g, index, world=1):
 
 
 def attentions(g, index, page, world=1, **choice):
-    """`attention` of the rows of the graph's sequences, with and without norms, one task a head or several and their merge. `choice`:
+    """`attention` of the rows of the graph's sequences, with and without norms, one task per head or several and their merge. `choice`:
     attributes that replace the case's."""
     sequences = g.sequences or [g.rows]
     longest = max(sequences)

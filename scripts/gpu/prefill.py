@@ -1,4 +1,4 @@
-"""Measures prefill beside the peer, in one run: Qwen3-8B's shape on one GPU, random weights.
+"""Measures prefill and compares it with the peer, in one run: Qwen3-8B's shape on one GPU, random weights.
 
 First it compares wide products with the others: the same prompt, in chunks that are too short for wide products, must give
 the same best tokens, with log-probabilities within rounding.

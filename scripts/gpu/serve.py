@@ -74,7 +74,7 @@ class Server:
         return http.client.HTTPConnection("127.0.0.1", self.port, timeout=ANSWER_SECONDS * PATIENCE)
 
     def status(self, path):
-        """Status of a GET, or None where nobody listens."""
+        """Status of a GET, or None if no server listens."""
         try:
             connection = self.connection()
             connection.request("GET", path)
@@ -203,7 +203,8 @@ def load(check, server):
 
 
 def compare_with_alone(server, index, body, alone, found):
-    """Number of near ties with another winner beside other requests: products of many rows and of few rows add in different orders.
+    """Number of near ties that have another winner when other requests run at the same time: products of many rows and
+    of few rows add in different orders.
 
     After a near tie, the rest is compared with the idle server's answer to the prompt and the tokens so far.
     """

@@ -123,7 +123,7 @@ def peer_allreduce(check, ranks):
 
 
 def compare_allreduce(check, ranks, rows, found, alone):
-    """What the allreduces of one size add to a link, beside the peers."""
+    """The time that the allreduces of one size add to a link, compared with the peers."""
     peer = check.background[f"allreduce peers {ranks}"].get(8192 * rows)
     for choice in choices(rows):
         name = f"allreduce {ROWS[rows]} {' '.join(choice)} N={ranks}"

@@ -70,7 +70,7 @@ def jobs(check):
 
 
 def begin_cold(check):
-    """Starts the cold compile in an empty cache, on the last two cores; it runs beside other parts."""
+    """Starts the cold compile in an empty cache, on the last two cores; other parts run at the same time."""
     model = models.shape_model(check, "qwen3-8b", 8, 1280)
     cores = ",".join(map(str, sorted(os.sched_getaffinity(0))[-2:]))
     command = ["taskset", "-c", cores, check.binary, model, "--ranks", 4, "--device", "h200", "--compile-only",
@@ -130,7 +130,8 @@ def run_warm(check):
 
 
 def run_weights(check):
-    """Loading a large model, the golden part's if there is one, beside a plain loop over the same files."""
+    """Measures how long it takes to load a large model (the golden part's if there is one), compared with a plain loop
+    over the same files."""
     model = check.background.get("large model")
     if not model:
         folder = check.work / "random-checkpoint"

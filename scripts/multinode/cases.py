@@ -36,7 +36,7 @@ def model(folder, family, hosts, chunk):
     expected = json.loads((FIXTURES / family / "expected.json").read_text())
     source["checkpoint"] = str(FIXTURES / family)
     source.setdefault("generate", {}).update(prompt_tokens=[r["prompt_tokens"] for r in expected["requests"]], ignore_eos=True)
-    # Where the reference run has the same nodes, it sums in the same order.
+    # If the reference run has the same nodes, it sums in the same order.
     source["runtime"] = {"nodes": [node for node, ranks in enumerate(hosts) for _ in range(ranks)], "workers": 1}
     if chunk:
         source["max_batch"] = min(chunk, source["max_batch"])
@@ -107,7 +107,7 @@ def check_server(cluster, program):
 
 
 def sleeps(pid):
-    """How often a process's main thread and its threads, but for workers and proxy, have gone to sleep."""
+    """How often a process's main thread and its other threads, except workers and proxy, have gone to sleep."""
     total = 0
     for thread in Path(f"/proc/{pid}/task").iterdir():
         if not re.match("worker|proxy", (thread / "comm").read_text()):

@@ -1,6 +1,6 @@
 """Nodes made of network namespaces on one machine, each with its own host name and address, and mpirun over them.
 
-The caller runs in namespaces of its own already (scripts/multinode_test.sh), so nothing here outlives it.
+The caller already runs in its own namespaces (scripts/multinode_test.sh), so nothing outlives it.
 """
 import os
 import select
@@ -18,7 +18,8 @@ from relay import Relay
 REPOSITORY = Path(__file__).resolve().parents[2]
 SUBNET = "10.99.0"
 SHARED_MEMORY = Path("/dev/shm")
-# mpirun and its daemons notice a connection that is gone in ten seconds, not in a quarter of an hour: the ranks come first.
+# mpirun and its daemons notice a lost connection after ten seconds, not after a quarter of an hour. The ranks notice it
+# earlier.
 PATIENCE = ["--mca", "oob_tcp_keepalive_time", "7", "--mca", "oob_tcp_keepalive_intvl", "1", "--mca", "oob_tcp_keepalive_probes", "2"]
 
 
@@ -94,7 +95,7 @@ class Cluster:
         net.set_up(f"port{node}", False)
 
     def set_retries(self, node, count):
-        """How often a packet that nobody confirms is sent again before its connection fails."""
+        """How often an unconfirmed packet is sent again before its connection fails."""
         subprocess.run([*self.enter(node), "sh", "-c", f"echo {count} >/proc/sys/net/ipv4/tcp_retries2 2>/dev/null || true"])
 
     def core_list(self, node):

@@ -26,8 +26,8 @@ def endless(folder):
     return path
 
 
-# Where mpirun notices a failure itself, it ends the ranks: they have two seconds then, not one, until it kills them. mpirun and each daemon
-# sleep twice for that time, one after the other.
+# If mpirun itself notices a failure, it ends the ranks. With this setting it kills them after two seconds, not after
+# one. mpirun and each daemon sleep for that time twice, one after the other.
 GENTLE = ["--mca", "odls_base_sigkill_timeout", "2"]
 
 
@@ -109,7 +109,7 @@ def link_cut_at_contact(cluster, program, hosts):
     os.kill(job.ranks()[last], signal.SIGCONT)
     took = await_ends(job, range(sum(hosts)), since)
     says(job, f"`contact with rank {last}` did not end within")
-    # mpirun waits for its daemon, which the other cases wait for.
+    # mpirun waits for its daemon. The other cases wait for mpirun.
     job.kill()
     return f"all ranks ended after {took:.1f} s"
 
@@ -206,13 +206,15 @@ def mpirun_killed(cluster, program, hosts):
     for pid, name in cluster.processes(1):
         if name in ("mpirun", "orterun", "prterun"):
             os.kill(pid, signal.SIGKILL)
-    # A daemon without mpirun ends its ranks; these may be held up in MPI, which has something to tell mpirun, until it kills them.
+    # A daemon without mpirun ends its ranks. MPI may block these ranks, because it has something to tell mpirun, until
+    # the daemon kills them.
     took = await_ends(job, range(sum(hosts)), since, killed=range(hosts[0], sum(hosts)))
     nothing_left(cluster, job, range(1, len(hosts) + 1))
     return f"all ranks ended after {took:.1f} s"
 
 
-# Every fault that CI must meet, on two nodes or on three. Neighbours take about as long as each other, so that shares do too.
+# Every fault that CI must meet, on two nodes or on three. Adjacent faults take about the same time, so that shares do
+# too.
 SHORT = [("link cut", link_cut, (1, 1)), ("link cut", link_cut, (1, 1, 2)), ("link cut at the first contact", link_cut_at_contact, (2, 1)),
          ("proxy stopped", proxy_stopped, (1, 1)), ("proxy stopped", proxy_stopped, (1, 1, 2)), ("mpirun's daemon killed", daemon_killed, (1, 1, 2)),
          ("rank killed while loading", rank_killed_while_loading, (1, 1, 2)), ("node frozen", node_frozen, (1, 1, 2)),

@@ -26,14 +26,15 @@ def median(values):
 
 
 def one_way(cluster, bench, rounds, size):
-    """Of a put of `size` bytes with its signal, of MPI's own message, and of an exchange in which both ranks put, in microseconds."""
+    """Times in microseconds of a put of `size` bytes with its signal, of MPI's own message, and of an exchange in which
+    both ranks put."""
     job = cluster.run((1, 1), [bench, str(rounds), str(size)])
     assert job.process.returncode == 0, job.stderr()[-3000:]
     return [float(time) for time in re.findall(r"([0-9.]+) us", job.stdout())]
 
 
 def puts(bench, report, rounds, repeats):
-    """A put of 8 KB with its signal, one way, beside MPI's own messages of 8 KB."""
+    """The one-way time of a put of 8 KB with its signal, compared with MPI's own messages of 8 KB."""
     def measure():
         with Cluster(2, own_cores=True) as cluster:
             found = [one_way(cluster, bench, rounds, 8192) for _ in range(repeats)]
@@ -49,7 +50,7 @@ def decode(program, bench, report, repeats):
     """The tiny model's time per token on two nodes of one rank each and on one node of two ranks, and how much of it the exchanges of a token explain."""
     command = [program, TINY / "model.json", "--backend", "cpu", "--json", "--workers", "1", "--allreduce", "one-shot", "--max-new-tokens", str(TOKENS), "--ignore-eos"]
     config = json.loads((TINY / "config.json").read_text())
-    # The sum of the embedding, two allreduces a layer and the exchange of tokens follow each other; a word of 8 bytes brings a sum of 4.
+    # The sum of the embedding, two allreduces per layer and the exchange of tokens follow each other; a word of 8 bytes brings a sum of 4.
     follow, size = 2 * config["num_hidden_layers"] + 2, 8 * config["hidden_size"]
 
     # The proxy of rank 0 counts its messages.
@@ -100,7 +101,8 @@ def bare(folder):
 
 
 def start(program, report, repeats):
-    """From mpirun's start to its end with one token: 8 ranks on 2 nodes, beside 8 and 4 on one, and beside a program that only starts MPI."""
+    """The time from mpirun's start to its end, for one token: 8 ranks on 2 nodes, compared with 8 and 4 ranks on one
+    node, and with a program that only starts MPI."""
     command = [program, TINY / "model.json", "--backend", "cpu", "--json", "--workers", "1", "--prompt-tokens", "1,2", "--max-new-tokens", "1"]
     jobs = {"8 ranks on 2 nodes": (4, 4), "8 on one": (8,), "4 on one": (4,)}
 

@@ -1,4 +1,5 @@
-"""SIGINT and SIGTERM while ranks load, on two nodes: every rank ends soon, the right one says why, and nothing is left behind."""
+"""SIGINT and SIGTERM while ranks load, on two nodes: every rank ends soon, the right rank says why, and no process or
+file is left."""
 import os
 import re
 import shutil
@@ -10,7 +11,8 @@ from pathlib import Path
 from cluster import REPOSITORY, Cluster
 from faults import DEADLINE, LIMIT, endless, nothing_left
 
-# How long a rank's own work takes that all others wait for, in milliseconds. Longer than any test waits.
+# How long the own work of the slow rank takes, in milliseconds. All other ranks wait for it. Longer than any test
+# waits.
 PAUSE = 30_000
 # The step before the first messages between nodes.
 CONTACT = "2"

@@ -1,7 +1,7 @@
 """Runs one rank: status_of.py FOLDER COMMAND... Records its process and how it ended in FOLDER.
 
-Two processes: the one that the launcher knows, and one beyond its reach that starts the rank and sees its end. Whatever the launcher
-does to the first, happens to the rank.
+There are two processes: one that the launcher knows, and one beyond its reach that starts the rank and sees its end.
+Whatever the launcher does to the first process also happens to the rank.
 """
 import os
 import signal

@@ -73,7 +73,7 @@ def plot(rows, path):
         def y(ms, most=most):
             return top + height - height * min(ms / most, 1)
 
-        out.append(f'<text x="{x0}" y="{top - 14}" font-weight="bold">{shape}, batch 1: ms a token (simulated)</text>')
+        out.append(f'<text x="{x0}" y="{top - 14}" font-weight="bold">{shape}, batch 1: ms per token (simulated)</text>')
         for share in (0, 0.25, 0.5, 0.75, 1):
             out.append(f'<line x1="{x0}" x2="{x0 + width - 20}" y1="{y(share * most):.1f}" y2="{y(share * most):.1f}" '
                        f'stroke="#ddd"/><text x="{x0 - 4}" y="{y(share * most) + 4:.1f}" text-anchor="end">{share * most:.3g}</text>')

@@ -77,7 +77,7 @@ def charts(table):
                 allreduce.setdefault(f"{name}, {row['tp']} ranks", []).append((row["size"], time))
     found = {}
     if latency:
-        found["latency"] = chart("Decode against tensor-parallel ranks", "ranks", "ms a step, less is better", latency)
+        found["latency"] = chart("Decode against tensor-parallel ranks", "ranks", "ms per step, less is better", latency)
     if share:
         found["floor"] = chart("Decode: share of the memory floor", "ranks", "floor / time, 1 is the limit", share)
     if allreduce:

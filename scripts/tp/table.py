@@ -1,6 +1,6 @@
-"""Our rows beside the peers and the floor, each with a verdict, and the Markdown table of them."""
+"""Compares our rows with the peers and the floor, gives each a verdict, and makes the Markdown table."""
 
-UNIT = {"decode": "ms a step", "prefill": "ms", "allreduce": "us"}
+UNIT = {"decode": "ms per step", "prefill": "ms", "allreduce": "us"}
 TITLE = {"decode": "Decode", "prefill": "Prefill", "allreduce": "Allreduce inside the kernel"}
 
 
