@@ -5,7 +5,7 @@ use crate::run_json::RunJson;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// What a job left behind.
+/// The processes, files and shared memory that a job left.
 #[derive(Debug)]
 pub struct Finished {
     /// The command line.

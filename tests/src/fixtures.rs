@@ -114,7 +114,8 @@ impl Fixture {
             .set("generate.prompt_tokens", serde_json::json!(tokens))
             .set("generate.max_new_tokens", self.new_tokens())
             .set("generate.ignore_eos", true)
-            // The expected tokens were chosen greedily, whatever the checkpoint's generation_config.json says.
+            // The expected tokens were chosen greedily, even if the checkpoint's generation_config.json asks for
+            // sampling.
             .set("generate.greedy", true)
     }
 

@@ -1,4 +1,5 @@
-//! One run of `mpk-run`, alone or under `mpirun`, with a time limit and a check of what it leaves behind.
+//! One run of `mpk-run`, alone or under `mpirun`, with a time limit and a check that no process, file or shared memory
+//! is left.
 
 use crate::capture::{Capture, pipe};
 use crate::finished::Finished;
@@ -115,7 +116,7 @@ impl Job {
         self
     }
 
-    /// Makes standard output a pipe that nobody reads.
+    /// Makes standard output a pipe without a reader.
     pub fn stdout_unread(self) -> Self {
         Job { stdout_unread: true, ..self }
     }
@@ -131,7 +132,7 @@ impl Job {
         self
     }
 
-    /// Makes standard error a pipe that nobody reads.
+    /// Makes standard error a pipe without a reader.
     pub fn stderr_unread(self) -> Self {
         Job { stderr_unread: true, ..self }
     }
@@ -164,7 +165,8 @@ impl Job {
         self.start().wait()
     }
 
-    /// Runs it to its end beside other jobs. For a program that starts no ranks. What it leaves in /dev/shm is not looked at.
+    /// Runs it to its end while other jobs run. For a program that starts no ranks. What it leaves in /dev/shm is not
+    /// checked.
     ///
     /// # Panics
     /// As [`Job::run`].

@@ -193,7 +193,7 @@ pub fn emit(model: &ModelFile, ranks: u32, arguments: &[&str]) -> Emitted {
     Emitted::read(&target, ranks)
 }
 
-/// Checks what must hold for the graphs of all ranks together, whatever they compute.
+/// Checks what must hold for the graphs of all ranks together, for any model.
 ///
 /// # Panics
 /// Something does not hold.

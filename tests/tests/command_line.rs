@@ -346,7 +346,7 @@ fn traces_can_be_cut_to_the_last_iterations() {
 /// A reader may close the pipe early: the exit status is still that of the run. Without mpirun, which may itself crash
 /// on such a pipe.
 #[test]
-fn pipes_that_nobody_reads_do_not_change_the_status() {
+fn pipes_without_a_reader_do_not_change_the_status() {
     let model = ModelFile::of_fixture("mistral");
     let job = Job::alone().arg(model.path()).args(["--prompt-tokens", "1", "--max-new-tokens", "2"]);
     job.clone().stderr_unread().run().expect(0).expect_nothing_left();

@@ -1,4 +1,4 @@
-//! Proves that a run gives the same bits, whatever the timing of its ranks and workers: repeated, and with one rank
+//! Proves that a run gives the same bits for any timing of its ranks and workers: in repeated runs, and with one rank
 //! stalled on purpose before different operators.
 //!
 //! `MPK_REPEAT` is the number of repetitions in the first test (default 10).

@@ -120,7 +120,7 @@ fn event_types_fit_the_placement() {
     for graph in emitted.main() {
         assert_eq!(graph.placement, "dynamic");
         assert!(graph.all_events.iter().any(|e| e.event_type == "launch_tasks"));
-        // Exactly one event launches a task, and a worker with the task in hand waits for nothing but flagged words.
+        // Exactly one event launches a task, and a worker that has taken the task waits only for flagged words.
         let ready = graph.all_tasks[2..].iter().all(|t| t.dependent_events.is_empty());
         assert!(ready, "a task depends on several events");
     }

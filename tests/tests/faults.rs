@@ -1,5 +1,5 @@
-//! Proves that no fault hangs a job. If a rank stalls, stops or dies, or on an interrupt, all ranks end within
-//! seconds, say what waited for what, and leave no process and no shared memory behind.
+//! Proves that no fault hangs a job. If a rank stalls, stops, dies or is interrupted, all ranks end within seconds and
+//! say what waited for what. No process and no shared memory is left.
 
 use mpk_tests::{Finished, Job, ModelFile, Running, launcher};
 use std::time::Duration;
@@ -53,7 +53,7 @@ fn a_stalled_rank_ends_the_run_with_a_report() {
             for word in ["--deadline", "rank 0", "worker 0", "task ", "iteration "] {
                 assert!(report.contains(word), "the report does not say {word:?}: {what}");
             }
-            // With dynamic placement, a scheduler without a task in hand waits.
+            // With dynamic placement, the thread that waits is a scheduler, which has no task.
             let waits = report.lines().any(|line| {
                 ["rank ", "event ", "count wanted ", "count seen "].iter().all(|word| line.contains(word))
             });

@@ -197,7 +197,7 @@ fn more_workers_than_cores_give_a_warning() {
 /// A thousand threads on few cores leave the cores to the thread that has work. Iterations with more than a hundred steps reach their end
 /// long before the deadline of a wait, and give the same tokens as with a few workers.
 #[test]
-fn a_thousand_workers_come_to_the_end() {
+fn a_thousand_workers_reach_the_end() {
     let model = ModelFile::of_fixture("tiny");
     let run = |workers: &str| {
         short(&model).args(["--deadline", "20", "--workers", workers]).run_json().requests.remove(0).tokens

@@ -98,7 +98,7 @@ golden! {
 /// Ranks may send summands in the activations' type. Then too, all placements and lowerings give the same bits, on wide products the
 /// same tokens, and log-probabilities within the tolerance. Words that are pushed are f32, so copies replace one-shot.
 #[test]
-fn rounded_summands_give_the_same_bits_whatever_the_lowering() {
+fn rounded_summands_give_the_same_bits_with_every_lowering() {
     for (name, ranks) in [("qwen3", 2), ("qwen2", 2), ("tiny", 2), ("llama", 4)] {
         let fixture = Fixture::open(name);
         let model = fixture.model();

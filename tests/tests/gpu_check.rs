@@ -1,4 +1,4 @@
-//! Proves that `scripts/gpu_check.sh` says in one line why it cannot start, and leaves nothing behind.
+//! Proves that `scripts/gpu_check.sh` says in one line why it cannot start, and leaves no file.
 
 use mpk_tests::job::binary;
 use std::path::Path;

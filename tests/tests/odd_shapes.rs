@@ -58,7 +58,7 @@ fn one_key_value_head_on_sixteen_ranks() {
 
 /// Fewer indices than ranks: some ranks hold nothing of a tensor.
 #[test]
-fn less_than_one_for_each_rank() {
+fn fewer_indices_than_ranks() {
     check("5 hidden", &config("MistralForCausalLM", json!({"hidden_size": 5})), &[1, 8], |m| m);
     check("5 tokens", &config("MistralForCausalLM", json!({"vocab_size": 5})), &[1, 8], |m| m);
     check("3 in the MLP", &config("MistralForCausalLM", json!({"intermediate_size": 3})), &[1, 8], |m| m);

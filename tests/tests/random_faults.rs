@@ -1,5 +1,5 @@
-//! Random faults at random moments of every phase: whatever happens to a rank, the job ends in time and prints
-//! nothing wrong.
+//! Random faults at random moments of every phase: after any fault of a rank, the job ends in time and prints nothing
+//! wrong.
 //!
 //! MPK_FAULTS is the number of faults (100), MPK_FAULT_SEED the start of the random numbers.
 

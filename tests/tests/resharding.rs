@@ -64,7 +64,7 @@ fn a_split_input_feeds_a_norm() {
 }
 
 #[test]
-fn both_halves_of_a_gate_are_wanted() {
+fn both_halves_of_a_gate_are_outputs() {
     let (k, n) = (20, 9);
     let (x, w) = (exact(2, ROWS * k), exact(3, 2 * n * k));
     let half = json!({"len": n, "split": {"kind": "even"}});
@@ -186,7 +186,7 @@ fn collectives_of_the_users_own() {
 /// A split tensor, or a sum over ranks, is stored whole in a persistent tensor, by a collective of the user or an
 /// inserted one. With many columns there are several copies.
 #[test]
-fn tensors_that_live_on_get_the_whole() {
+fn persistent_tensors_get_whole_values() {
     let (k, n) = (21, 100);
     let (x, w) = (exact(15, ROWS * k), exact(16, n * k));
     let expected = reference::linear(&x, &w, k, None);

@@ -135,7 +135,7 @@ fn tokens_do_not_depend_on_the_prefix_cache_and_its_hits_are_reported() {
 }
 
 #[test]
-fn clients_that_go_away_leave_nothing_behind() {
+fn requests_of_clients_that_disconnect_are_freed() {
     let server = Server::start(2, &example(), &["--max-queued-requests", "400"]);
     let ask =
         || server.post("/v1/completions", &json!({"prompt": "In the beginning", "max_tokens": 12})).json();

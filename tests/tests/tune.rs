@@ -79,7 +79,7 @@ fn a_run_uses_the_tuning_kept_for_it_and_says_so() {
     let only = ["--only", "linear", "--", "--backend", "cpu", "--workers", "1"];
     let kept = object(&tune(folder.path(), &only).run().expect(0).stdout);
     let path = Path::new(kept["table"].as_str().expect("a path"));
-    // Replaces the winner, whatever it was.
+    // Replaces the winner.
     let mut table = object(&fs::read_to_string(path).expect("the table"));
     table["values"] = json!({"attention.split_positions": 64});
     fs::write(path, table.to_string()).expect("the table");

@@ -280,7 +280,8 @@ fn graphs_of_the_users_own_that_are_wrong() {
         let k = json!({"name": "k", "dtype": "i32", "dims": [1], "kind": "constant", "data": {"values": [value]}});
         json!({"rows": 2, "tensors": [x, k], "ops": [silu], "outputs": ["y"]})
     };
-    // Weights are packed in memory, and other tensors are not. A task would misread the one as the other.
+    // Weights are packed in memory, and other tensors are not. A task would misread a packed tensor as plain, and the
+    // other way round.
     let given = |name: &str, kind: &str, rows: usize| json!({"name": name, "dtype": "f32", "dims": [rows, 8], "kind": kind, "data": {"values": vec![1.0; 8 * rows]}});
     let linear = json!({"op": "linear", "inputs": ["x", "w"], "outputs": ["y"]});
     let with_weight = |kind: &str| json!({"rows": 2, "tensors": [x, given("w", kind, 3)], "ops": [linear], "outputs": ["y"]});

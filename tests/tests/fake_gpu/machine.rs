@@ -65,7 +65,7 @@ fn the_doctor_names_what_is_there_and_what_is_missing() {
     let doctor = || FAKE.around(Job::alone().arg("doctor"));
     let finished = doctor().arg(model.path()).run().expect(0);
     for word in
-        ["serves CUDA up to 13.0", "NVIDIA H200", "nvcc 13.0", "rank 0 on GPU 0", "memory for the model"]
+        ["supports CUDA up to 13.0", "NVIDIA H200", "nvcc 13.0", "rank 0 on GPU 0", "memory for the model"]
     {
         assert!(finished.stdout.contains(word), "{word}: {}", finished.stdout);
     }

@@ -187,7 +187,7 @@ fn a_start_of_nvshmem_that_does_not_end_is_ended() {
     let model = ModelFile::of_fixture("mistral");
     let job = two(&model, "nvshmem").env("FAKE_NVSHMEM_STOPS", "1").args(["--deadline", "1"]);
     let finished = job.run().expect(4).expect_nothing_left();
-    assert!(finished.stderr.contains("rank 1 did not go on in `NVSHMEM's start`"), "{}", finished.stderr);
+    assert!(finished.stderr.contains("rank 1 did not continue in `NVSHMEM's start`"), "{}", finished.stderr);
     assert!(finished.stderr.contains("stopped"), "{}", finished.stderr);
 }
 
