@@ -32,7 +32,7 @@ fn main() -> ExitCode {
 }
 
 enum Failure {
-    /// The engine has told it.
+    /// The engine has reported it.
     Told(i32),
     Wrong(String),
 }

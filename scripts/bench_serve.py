@@ -46,7 +46,7 @@ WORDS = (
 ).split()
 START_SECONDS = 180
 END_SECONDS = 30
-# Of processes that mpirun starts.
+# Environment of the processes that mpirun starts.
 VARIABLES = {**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
              "OMPI_MCA_rmaps_base_oversubscribe": "1", "OMPI_MCA_odls_base_sigkill_timeout": "60"}
 

@@ -191,8 +191,8 @@ impl BatchMemory {
         }
     }
 
-    /// All rows of `graph` in use, as sequences at the positions 0, 1, ... Several sequences have neither the slots of their numbers nor
-    /// pages in a row, as in a batch whose requests have come and gone.
+    /// All rows of `graph` in use, as sequences at the positions 0, 1, ... With several sequences, slots are not in the
+    /// order of the sequences and pages are not consecutive, as in a batch whose requests have come and gone.
     fn fixed_batch(
         &self,
         graph: &TaskGraph,

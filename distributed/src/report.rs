@@ -375,7 +375,8 @@ mod tests {
         );
     }
 
-    /// Of very many waits only some are listed. The one that ran out of time is among them, however late its operator comes.
+    /// If there are very many waits, only some are listed. The one that ran out of time is always listed, even if its
+    /// operator is a late one.
     #[test]
     fn the_wait_that_ran_out_of_time_is_always_listed() {
         let graph = graph(20, Placement::Static);

@@ -36,8 +36,8 @@ MPK_DEVICE bool needs_scheduler(const mpk_event& event) {
 }
 
 /* Whether the local schedulers split the tasks that the event launches. They do not if one of them would be done before
- * all could be told: a push to a scheduler takes as long as one and a half rounds of its team. In any case each must get at
- * least one task: a scheduler without one would read the batch of an iteration that may have ended. */
+ * all others could be notified: a push to a scheduler takes as long as one and a half rounds of its team. In any case
+ * each must get at least one task: a scheduler without one would read the batch of an iteration that may have ended. */
 MPK_DEVICE bool is_shared_out(const mpk_rank* rank, const mpk_event& event) {
   return event.event_type == MPK_EVENT_LAUNCH_MASSIVE_TASKS &&
          2 * (event.last_task - event.first_task) >= 3 * platform::Team::kSize * num_local_schedulers(rank);

@@ -39,10 +39,10 @@ fn the_kernel_compiles_without_tasks_and_errors_come_with_the_compilers_words() 
     assert!(text.contains("tasks/no_such_task/gpu.cuh") && text.contains("compute_80"), "{text}");
 }
 
-/// Checks what the tensor cores' speed depends on and no result would show. The assembler says if it serialises products or
-/// ignores the division of registers; the listing shows if the loop over k touches memory for its sums. The assembler decides
-/// for the kernel as a whole. So the test compiles all kernel variants of a model: Qwen3-8B on one rank, with graphs for
-/// batches of up to 128.
+/// Checks conditions for the tensor cores' speed that do not affect any result. The assembler says if it serialises
+/// products or ignores the division of registers; the listing shows if the loop over k touches memory for its sums. The
+/// assembler decides for the kernel as a whole. So the test compiles all kernel variants of a model: Qwen3-8B on one
+/// rank, with graphs for batches of up to 128.
 #[test]
 fn wide_products_run_on_the_tensor_cores_without_pauses() {
     if !toolchain() {

@@ -13,7 +13,7 @@ def read_config(model):
 
 def parameters(config, ranks=1):
     """Parameters that one of `ranks` ranks holds: heads, intermediate size and vocabulary are sharded, norms are not,
-    and a KV head is held by more than one rank where there are fewer KV heads than ranks."""
+    and if there are fewer KV heads than ranks, several ranks hold the same KV head."""
     hidden, head_dim = config["hidden_size"], config["head_dim"]
     heads = config["num_attention_heads"] // ranks
     kv_heads = max(1, config["num_key_value_heads"] // ranks)

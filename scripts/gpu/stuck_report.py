@@ -1,9 +1,9 @@
 """Works out from the task graphs alone what the report of a stuck run must say, and checks the report.
 
-If the tasks of one operator never end on one rank, everything else runs as far as its dependencies and its worker's list
-allow. Every worker that then stands still waits for a known event or for known flagged words, with known counts. With
-static placement these are exact. With dynamic placement they also depend on which tasks share a worker, so the counts
-have only a bound.
+If the tasks of one operator never end on one rank, all other tasks run as far as their dependencies and the workers'
+lists allow. Then every worker that is blocked waits for a known event or for known flagged words, with known counts.
+With static placement these are exact. With dynamic placement they also depend on which tasks share a worker, so the
+counts have only a bound.
 """
 
 import json
@@ -112,8 +112,8 @@ class Stuck:
         return moved
 
     def expected(self, number):
-        """Of a static rank: {what: workers}, where what is ("runs", operator), ("event", number, wanted, seen) or ("flags",
-        operator)."""
+        """For a rank with static placement: {what: workers}, where what is ("runs", operator), ("event", number,
+        wanted, seen) or ("flags", operator)."""
         state, found = self.ranks[number], defaultdict(set)
         for worker, tasks in enumerate(state.graph["worker_lists"]):
             if state.place[worker] == len(tasks):

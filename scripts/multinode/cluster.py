@@ -24,8 +24,8 @@ PATIENCE = ["--mca", "oob_tcp_keepalive_time", "7", "--mca", "oob_tcp_keepalive_
 
 
 class Cluster:
-    """`count` nodes, node1 to nodeN. `delay`: (seconds, jitter, loss) of every packet between them. `own_cores`: each node has its share of this
-    machine's cores, as machines have, where there are enough."""
+    """`count` nodes, node1 to nodeN. `delay`: (seconds, jitter, loss) of every packet between them. `own_cores`: each
+    node has its own share of this machine's cores, as real machines have, if there are enough cores."""
 
     def __init__(self, count, delay=None, own_cores=False):
         cores = sorted(os.sched_getaffinity(0))

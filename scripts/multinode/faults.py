@@ -158,7 +158,8 @@ def rank_killed_while_loading(cluster, program, hosts):
     os.kill(job.ranks()[slow], signal.SIGCONT)
     took = await_ends(job, [rank for rank in range(sum(hosts)) if rank != victim], since)
     node = 1 if victim < hosts[0] else 2
-    # If the stopped rank is the only other one, it may lose the connection before it has read what the victim said last.
+    # If the stopped rank is the only other one, it may lose the connection before it has read the victim's last
+    # message.
     phase = "weights" if sum(hosts) > 2 else ".*"
     says(job, rf"rank {victim} on node node{node} (is|may be) lost: .*last in `{phase}`")
     nothing_left(cluster, job, range(1, len(hosts) + 1))

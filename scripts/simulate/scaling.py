@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """The scaling study of docs/scaling.md: scripts/simulate/scaling.py --json FILE --svg FILE.
 
-Simulates models on 1 to 64 GPUs of 1 to 16 nodes, over InfiniBand and Ethernet, with each lowering of an allreduce. Layers
-are equal, so that a model's time is that of LAYERS[0] of its layers and, for each further one, what a layer adds: the
-difference between LAYERS[1] and LAYERS[0].
+Simulates models on 1 to 64 GPUs of 1 to 16 nodes, over InfiniBand and Ethernet, with each lowering of an allreduce. All
+layers are equal. So the time of a model is the time of LAYERS[0] layers, plus the time per layer for each further one.
+The time per layer follows from the difference between LAYERS[1] and LAYERS[0] layers.
 """
 
 import argparse

@@ -8,7 +8,7 @@ use crate::version::Version;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The host library is in none of the places searched.
+    /// The host library was not found in any of the searched places.
     #[error("NVSHMEM's host library was not found in these places:{}", Probe::list(.probes))]
     NotFound {
         /// Every place tried, with what was wrong there.
@@ -162,7 +162,7 @@ fn status_name(status: i32) -> &'static str {
 mod tests {
     use super::*;
 
-    /// A program shows them on lines of their own: the message must not give the help too.
+    /// A program shows the help on a separate line, so the message must not contain it.
     #[test]
     fn message_and_help_are_apart() {
         let version = Version::OLDEST;

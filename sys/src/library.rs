@@ -200,7 +200,7 @@ mod tests {
 
     #[test]
     fn a_library_without_the_functions_is_refused_by_name() {
-        // libc is a library that every test machine has and that exports none of NVSHMEM.
+        // Every test machine has libc, and it exports no function of NVSHMEM.
         let libc = vec![Candidate { path: "libc.so.6".into(), origin: "test" }];
         match Library::load_from(libc).expect_err("libc is not NVSHMEM") {
             Error::Symbol { source, .. } => assert!(source.to_string().contains("nvshmem"), "{source}"),

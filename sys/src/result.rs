@@ -196,7 +196,7 @@ impl Library {
         Ok((translated >= 0).then_some(translated))
     }
 
-    /// [`Library::ready`], where there is a PE `pe`.
+    /// [`Library::ready`], if there is a PE `pe`.
     fn ready_for(&self, function: &'static str, pe: i32) -> Result<Calls<'_>, Error> {
         let calls = self.ready("nvshmem_n_pes")?;
         // SAFETY: NVSHMEM is initialised.

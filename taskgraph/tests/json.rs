@@ -131,7 +131,8 @@ fn errors_in_a_task_graph_name_the_place() {
     assert!(matches!(from_json(&b""[..]), Err(GraphFileError::Json(_))));
 }
 
-/// Beside the view of the whole tensor, a file names the part that the task's region stands for. Another part is refused.
+/// In addition to the view of the whole tensor, a file names the part that the task's region stands for. Another part
+/// is refused.
 #[test]
 fn the_part_beside_a_view_is_that_of_the_region() {
     let mut graph = chain(1, 1, 1, 1, Lowering::Copy).remove(0);

@@ -195,8 +195,8 @@ impl Job {
         running
     }
 
-    /// Starts it together with other jobs of the same turn. What it leaves in /dev/shm cannot be told apart from
-    /// theirs.
+    /// Starts it together with other jobs of the same turn. Files that it leaves in /dev/shm cannot be distinguished
+    /// from theirs.
     ///
     /// # Panics
     /// As [`Job::start`].

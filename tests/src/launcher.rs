@@ -1,4 +1,4 @@
-//! Failures of mpirun itself at its end, told apart from those of the job's ranks.
+//! Recognises failures of mpirun itself at its end, as opposed to failures of the job's ranks.
 
 use std::path::Path;
 

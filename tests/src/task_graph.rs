@@ -66,7 +66,7 @@ pub struct Operand {
     pub base_ptr: String,
     /// In bytes.
     pub offset: u64,
-    /// Of the view.
+    /// Dimensions of the view.
     pub dims: Vec<u64>,
     /// In elements.
     pub strides: Vec<u64>,

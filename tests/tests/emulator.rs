@@ -1,6 +1,7 @@
 //! Runs the GPU's own code without a GPU: the emulator (`docs/emulator.md`) takes the place of the CUDA driver and runs
-//! nvcc's PTX of the kernel. The CPU target shares no code with it, so results on which both agree are right, and an error
-//! put into the sources is seen. Without nvcc the tests say so and pass; with `MPK_REQUIRE_CUDA=1` they fail.
+//! nvcc's PTX of the kernel. The CPU target shares no code with it, so results on which both agree are taken as
+//! correct, and an error that the test puts into the sources is found. Without nvcc the tests say so and pass; with
+//! `MPK_REQUIRE_CUDA=1` they fail.
 
 use mpk_tests::fixtures::Fixture;
 use mpk_tests::reference;

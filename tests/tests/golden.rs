@@ -21,7 +21,7 @@ fn run(model: &ModelFile, ranks: u32, (placement, lowering): Choice) -> RunJson 
         .run_json()
 }
 
-/// Runs all requests of a fixture with each choice: all results are right, and have the same bits.
+/// Runs all requests of a fixture with each choice: all results are correct, and have the same bits.
 fn check(name: &'static str, ranks: u32, choices: &[Choice]) {
     let fixture = Fixture::open(name);
     let model = fixture.model();

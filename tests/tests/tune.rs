@@ -56,13 +56,13 @@ fn every_candidate_is_timed_and_a_dry_run_keeps_nothing() {
         .collect();
     let expected = [("linear.gating_workers", 1), ("linear.gating_workers", 65536), ("placement.dynamic", 1)];
     assert_eq!(trials, expected.map(|(name, value)| (name.to_string(), value)));
-    // A candidate that is faster is what the next ones are compared with. One of two equally fast ones may be so by chance.
+    // Later candidates are compared with a candidate that won. One of two equally fast candidates may win by chance.
     let first_is_faster = found["trials"][0]["kept"] == true;
     for trial in found["trials"].as_array().expect("trials") {
         assert_eq!(trial["failed"], Value::Null, "{trial}");
         assert_eq!(trial["same_tokens"], true, "{trial}");
         assert!(trial["ms"]["decode-2"].as_f64().is_some_and(|ms| ms > 0.0), "{trial}");
-        // A single worker gates its own outputs only if it is told to. Other placements are other graphs.
+        // A single worker gates its own outputs only if the knob says so. Another placement gives other graphs.
         assert_eq!(trial["same_graphs"], trial["value"] == 65536 && !first_is_faster, "{trial}");
     }
     assert_eq!((&found["table"], &found["place"]["ranks"]), (&Value::Null, &json!(2)));

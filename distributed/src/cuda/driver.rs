@@ -6,7 +6,8 @@ use std::ffi::CStr;
 
 /// The oldest driver interface that has all the calls used here (CUDA 12.0: libraries and kernels as objects).
 const OLDEST: i32 = 12_000;
-/// Functions that are called before the version shows which functions exist. cudarc panics if one is missing.
+/// Functions that are called before the driver's version is known, and with it which functions exist. cudarc panics if
+/// one is missing.
 const USED_BEFORE_VERSION: [&str; 3] = ["cuDriverGetVersion", "cuGetErrorName", "cuGetErrorString"];
 
 /// The driver's library is loaded and initialised.

@@ -222,7 +222,8 @@ impl<L: Link> Thread<L> {
         Ok(())
     }
 
-    /// Sends the rings that the host has asked for. Several may go as one. The last ones do not wait for room, nor does the goodbye.
+    /// Sends the rings that the host has asked for. Several may be sent as one. The last rings and the goodbye do not
+    /// wait for room.
     fn send_rings(&mut self, last: bool) -> std::result::Result<(), Failed> {
         // Acquire: pairs with `Ringer::ring`.
         let rings = self.shared.rings.load(Ordering::Acquire);

@@ -1,5 +1,6 @@
 //! The rings of a rank's proxy. The loops of the rank fill one with frames (`kernels-cu/protocol/frames.h`). For a GPU there is also an
-//! inbox, from which its kernel takes the frames of others. Also the destination of incoming frames: a heap of this process, or a GPU's.
+//! inbox, from which its kernel takes the frames of others. This module also has the destination of incoming frames: a
+//! heap of this process, or a GPU's.
 
 use crate::error::Result;
 use crate::memory::HugeBuffer;

@@ -256,8 +256,9 @@ impl Watch {
         self.0.proxy_turns.store(0, Ordering::Relaxed);
     }
 
-    /// The verdict if the proxy to other nodes has stopped: then no rank gets news of this one, nor this rank of others. `idle` holds the
-    /// number of its turns and how long that number has not changed. Found a little earlier than the silence of other ranks.
+    /// The verdict if the proxy to other nodes has stopped. Then this rank and the ranks of other nodes get no more
+    /// news of each other. `idle` holds the number of the proxy's turns and how long that number has not changed. This
+    /// is found a little earlier than the silence of other ranks.
     fn stopped_proxy(&self, moment: Duration, idle: &mut (u64, Duration)) -> Option<Verdict> {
         let turns = self.0.proxy_turns.load(Ordering::Relaxed);
         let begun = self.0.elsewhere.get().is_some() && turns != 0;

@@ -24,7 +24,7 @@ impl Program {
 /// The walk over a module.
 struct Decoder<'a> {
     names: Names<'a>,
-    /// Of the current function: its labels, and the lists of labels for indexed branches.
+    /// The labels of the current function, and the lists of labels for indexed branches.
     labels: HashMap<&'a str, u32>,
     targets: HashMap<&'a str, Vec<&'a str>>,
 }

@@ -41,7 +41,7 @@ pub(crate) struct Names<'a> {
     /// Instructions that refer to a label of the function, and calls.
     pub branches: Vec<(usize, &'a str)>,
     pub calls: Vec<(usize, &'a str)>,
-    /// Of the instruction being decoded.
+    /// The place of the instruction being decoded.
     pub place: Place,
 }
 

@@ -64,7 +64,7 @@ struct Message {
 struct Location {
   uintptr_t offset;
   uint32_t bytes;
-  /* Of this execution: */
+  /* The following belong to the current execution. */
   uint64_t execution = 0;
   uint64_t initial = 0;
   uint32_t ranks = 0;

@@ -129,8 +129,8 @@ class Hosts {
   bool pending() const {
     return !queue_.empty() || !hosts_[0].all_taken();
   }
-  /* Reads rank 0's tokens from another thread while the kernel runs, as a server does, and checks that the tokens of each request so far
-   * are right. Not during a turn. */
+  /* Reads rank 0's tokens from another thread while the kernel runs, as a server does, and checks the tokens of each
+   * request so far. Not called during a turn. */
   void read() {
     for (uint32_t number = 0; number < job_->options.table; ++number) {
       if (holders_[0][number] == kNobody) continue;

@@ -333,7 +333,7 @@ fn a_signal_ends_nvcc_and_leaves_nothing() {
             assert!(!nvcc.exists());
             assert_eq!(setting.files(), Vec::<String>::new());
         }
-        // Neither nvcc, nor what it has started, nor the process that watches over them.
+        // nvcc, the processes that it has started and the process that watches over them must all end.
         let group = nvcc.file_name().unwrap().to_str().unwrap();
         let begin = Instant::now();
         while !running_in_group(group).is_empty() {

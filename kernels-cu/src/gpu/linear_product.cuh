@@ -2,8 +2,8 @@
  * registers. The blocks of 16 k of a stage are distributed to the warps in turn, so each warp has a share of every sum.
  * The shares are added in shared memory at the end of a tile.
  *
- * The activations are in shared memory as rows of the weight's type. Of a block, a lane reads the four elements of its
- * quarter, or the eight of its half (f32), in the order of MPK_LAYOUT_FRAGMENT. */
+ * The activations are in shared memory as rows of the weight's type. From a block, a lane reads the four elements of
+ * its quarter, or the eight of its half (f32), in the order of MPK_LAYOUT_FRAGMENT. */
 #pragma once
 
 #include "gpu/context.cuh"

@@ -203,7 +203,7 @@ class Loader {
   uint64_t bytes_ = 0; /* kCountsStreamed */
   bool full_batch_ = false;
   bool cache_now_ = false, after_cache_ = false; /* the task, and the one before, have called begin_cache */
-  /* Of wide products (wide_loader.cuh): */
+  /* For wide products (wide_loader.cuh): */
   RingPlace wide_place_ = {0, 0}; /* where the next activations go */
   uint32_t places_used_ = 0;      /* places that have been filled once */
   uint32_t wide_tasks_ = 0;       /* so far, wraps */

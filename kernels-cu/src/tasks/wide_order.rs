@@ -44,7 +44,8 @@ impl Loads {
         }
     }
 
-    /// What gets worse with more tiles, each (worker, row tile): the highest loads; then tiles for workers that have others.
+    /// The cost of adding `tiles`, each (worker, row tile): the sum of the highest loads, then the number of tiles that
+    /// workers with other tiles would get. Lower is better.
     fn with(&self, tiles: impl Iterator<Item = (usize, usize)>) -> (u32, u32) {
         let (mut most, mut others) = (self.most.clone(), 0);
         for (worker, row) in tiles {

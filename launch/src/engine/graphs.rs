@@ -258,7 +258,7 @@ pub fn check_classes<T: Send>(
     remarks.log();
     let (seen, proofs): (Vec<T>, Vec<_>) = checked.into_iter().unzip();
     verify_proven(proofs.into_iter().flatten().collect(), ops, registry, options)?;
-    // To free hundreds of thousands of tasks one by one would take time. The program ends soon.
+    // Freeing hundreds of thousands of tasks one by one would take time, and the program ends soon.
     std::mem::forget(spares);
     Ok(seen)
 }

@@ -75,9 +75,9 @@ impl Ending {
 /// Numbers of tokens.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Usage {
-    /// Of all prompts together.
+    /// Number of tokens of all prompts together.
     pub prompt_tokens: usize,
-    /// Of all answers together.
+    /// Number of tokens of all answers together.
     pub completion_tokens: usize,
     /// The sum of both.
     pub total_tokens: usize,

@@ -453,8 +453,8 @@ fn reaches(
     false
 }
 
-/// The reads of flagged words that a part waits for in every iteration. Of token rows, the first is always in use; of sample rows,
-/// there may be none. A writer of other rows may have nothing to write, and then orders nothing.
+/// The reads of flagged words that a part waits for in every iteration. The first token row is always in use; there may
+/// be no sample row in use. A writer of other rows may have nothing to write, and then orders nothing.
 fn always_read(part: &Part, side: Side) -> Part {
     const ROWS: usize = 1;
     let tokens = part.params.get(2) == Some(&rows_kind(Rows::Tokens));

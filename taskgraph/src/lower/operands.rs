@@ -54,7 +54,7 @@ pub(super) struct Layout {
     pub ndim: usize,
 }
 
-/// Inputs, then outputs. Of a copy: inputs, then the target.
+/// Inputs, then outputs. For a copy: inputs, then the target.
 pub(super) type SlotTensors = SmallVec<[SlotTensor; 8]>;
 
 /// The operands that were made for a slot.

@@ -84,7 +84,7 @@ fn turned(tasks: &[TaskSpec], operand: usize, blocks: Blocks, world: u32, by: u3
     let place = |task: &TaskSpec| {
         let (operand, region) = written(task)?;
         let mut turned = TaskSpec::clone(at.get(&(operand, blocks.turned(&region, world, by)?))?);
-        // The pages of a task's rows, whichever these are, have the name of the task's place.
+        // The region for the pages of a task's rows is named after the task's place, not after its rows.
         let accesses = turned.reads.iter_mut().chain(&mut turned.writes);
         for (to, from) in accesses.zip(task.reads.iter().chain(&task.writes)) {
             if from.trust == Some(Trust::PagesOfRows) {

@@ -68,8 +68,8 @@ pub(crate) struct PlanExchange {
     pub target: u32,
     /// For each rank, the index of the first event that peers trigger there for this exchange.
     pub first_event: Vec<u32>,
-    /// The slot of the copies of an earlier exchange, if the slot before this exchange's copies, together with its arrival, shows
-    /// that all those copies are done.
+    /// The slot of the copies of an earlier exchange. Present if all of those copies are known to be done once this
+    /// exchange has arrived and the slot before its copies is done.
     pub completes: Option<u32>,
 }
 

@@ -32,8 +32,8 @@ pub struct Comparing<'a> {
     seen: usize,
     /// Operands that were compared one by one.
     one_by_one: Vec<Range<usize>>,
-    /// Of these, the operands that access other bytes than the first rank's, in tensors that are not constants; and by which
-    /// blocks.
+    /// Those of these operands that access other bytes than the first rank's, in tensors that are not constants, with
+    /// their blocks.
     differing: Vec<(u32, Blocks)>,
     repeated: Vec<Repeated>,
     /// By the operands that are repeated: the tensors that have blocks there.

@@ -142,7 +142,7 @@ impl<'a, 'g> Sweep<'a, 'g> {
         self.keep_causes(said);
     }
 
-    /// Of the violations from `said` on, removes unwritten reads whose writer was found but is not ordered.
+    /// Removes unwritten reads from the violations from `said` on, if their writer was found but is not ordered.
     fn keep_causes(&mut self, said: usize) {
         let tensor = self.violations.split_off(said);
         let unordered: Vec<(u32, u32)> = tensor
@@ -162,7 +162,8 @@ impl<'a, 'g> Sweep<'a, 'g> {
         cells.clear(grid.len());
         let remote = self.memory.is_remote(tensor);
         let flagged = self.is_flagged(tensor);
-        // Only later writes ask who has read a cell; and the next iteration's, if other ranks access the tensor.
+        // Only later writes need to know the readers of a cell, and if other ranks access the tensor, those of the next
+        // iteration.
         let asked = if remote { accesses.len() } else { accesses.iter().rposition(|a| a.write).unwrap_or(0) };
         // The group of the last read, which `growing` has for its box.
         let mut latest: Option<(&Region, u32)> = None;

@@ -44,8 +44,9 @@ impl Symmetry {
         comparing.finish(other).map(|turns| Symmetry { turns })
     }
 
-    /// The symmetry of all ranks, each of which has been compared with the first. All must differ from it by the same blocks:
-    /// a rank that accesses a tensor exactly as the first does, while another rank's blocks turn, is not alike.
+    /// The symmetry of all ranks, each of which has been compared with the first. All must differ from it by the same
+    /// blocks. If one rank accesses a tensor exactly as the first does, while another rank's blocks turn, the ranks are
+    /// not alike.
     pub(super) fn of_all(compared: &[Option<Symmetry>]) -> Option<Symmetry> {
         let first = compared.first()?.as_ref()?;
         let same = |other: &Option<Symmetry>| other.as_ref().is_some_and(|s| s.turns == first.turns);

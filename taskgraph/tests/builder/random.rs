@@ -36,7 +36,7 @@ fn node() -> impl Strategy<Value = Node> {
 const LOWERINGS: [Allreduce; 4] =
     [Allreduce::CopyReduce, Allreduce::OneShot, Allreduce::TwoShot, Allreduce::Hierarchical];
 
-/// The node of each rank: two ranks on each, dealt to two nodes, or the first rank alone.
+/// The node of each rank: two ranks per node, or ranks assigned to two nodes in turn, or the first rank alone.
 fn of_ranks(world: u32, topology: usize) -> Vec<u32> {
     (0..world).map(|rank| [rank / 2, rank % 2, rank.min(1)][topology]).collect()
 }

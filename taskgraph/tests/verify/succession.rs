@@ -78,7 +78,7 @@ fn each_pair_of_accesses_in_graphs_that_follow_each_other_is_ordered() {
     for (of, other, unordered) in [
         (sends(true, true), Use::Reads, None),
         (sends(true, true), Use::Writes, None),
-        // Nothing shows that what was sent is there.
+        // No event shows that the sent data has arrived.
         (sends(true, false), Use::Reads, Some(["('read')", "('send')"])),
         (sends(true, false), Use::Writes, Some(["('write')", "('send')"])),
         // Rank 1 may be in the next graph while rank 0 is still in this one.

@@ -1,5 +1,6 @@
-/* The batch step at work. The host gets results while the run goes on, and reuses entries of the request table. All ranks
- * apply the same entries of the admission ring in the same batch step, in whatever order their hosts' writes become visible. */
+/* The batch step at work. The host gets results while the run goes on, and reuses entries of the request table. All
+ * ranks apply the same entries of the admission ring in the same batch step, although their hosts' writes become
+ * visible in any order. */
 #include <vector>
 
 #include "model/checks/server.h"

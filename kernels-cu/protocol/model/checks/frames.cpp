@@ -50,8 +50,8 @@ struct Link {
   uint64_t* message;
 };
 
-/* A worker puts a word and signals. With two workers, the second one signals what it knows of the first. The ring
- * has room for `capacity` bytes. */
+/* A worker puts a word and signals. With two workers, the first one puts, and the second one signals once it knows of
+ * the put. The ring has room for `capacity` bytes. */
 class Puts : public Registered {
  public:
   Puts(const char* check, uint64_t capacity, uint32_t workers, uint32_t rounds, uint32_t turns = 0) : Registered(check), capacity_(capacity), workers_(workers), rounds_(rounds) {

@@ -64,7 +64,7 @@ for object in "$build"/kernels/src_tasks_*.o; do
         exit 1
     }
 done
-# The kernels come first: of an inline function that both parts have, the linker takes the first, which must be the
+# The kernels come first. If both parts have an inline function, the linker takes the first one, and that must be the
 # one with the calls.
 "${cxx[@]}" -shared -Wl,-Bsymbolic -Wl,--wrap=memcpy,--wrap=memmove,--wrap=memset \
     "$build"/kernels/*.o "$build"/checks/*.o -o "$build/all.so"

@@ -160,7 +160,7 @@ struct AttentionAppend : TaskCode {
     uint64_t cache;
   };
 
-  /* Of row begin + warp + 8 lane of the task. */
+  /* The places of row begin + warp + 8 lane of the task. */
   static __device__ __forceinline__ Places find(Context& context, uint32_t first, uint32_t rows, uint32_t begin) {
     const uint32_t at = begin + context.warp + context.lane * kComputeWarps;
     if (at >= rows) return {0, kNoRow};

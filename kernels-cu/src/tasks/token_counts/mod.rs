@@ -5,10 +5,10 @@
 //! token. Attribute: `tiles`, the column tiles of a rank.
 //!
 //! The tokens are those of the iteration's rows. So a sequence is counted while it passes through the model, and each
-//! sampled token in the next iteration. If a slot begins at position 0, its counts are cleared first. So they are right
-//! after a slot has changed hands, and after a preempted request is computed again. Slots whose request has no
-//! penalties (`MPK_SAMPLING_PENALTIES`) are skipped. A request with penalties must process its whole sequence, from
-//! position 0 on.
+//! sampled token in the next iteration. If a slot begins at position 0, its counts are cleared first. So they are also
+//! correct after a slot has got another request, and after a preempted request is computed again. Slots whose request
+//! has no penalties (`MPK_SAMPLING_PENALTIES`) are skipped. A request with penalties must process its whole sequence,
+//! from position 0 on.
 //!
 //! One task per tile: arguments `[first global token, 0..]`.
 

@@ -37,7 +37,7 @@ pub fn read_if_there(path: &Path) -> Result<Option<Vec<u8>>, InputError> {
     }
 }
 
-/// True if a file with these bytes only stands for one that Git LFS has not fetched.
+/// True if a file with these bytes is a pointer to a file that Git LFS has not fetched.
 pub fn is_lfs_pointer(bytes: &[u8]) -> bool {
     bytes.starts_with(b"version https://git-lfs")
 }
