@@ -105,8 +105,9 @@ fn bind(registered: &[String], out: &Path) -> Result<(), Box<dyn Error>> {
     assert_layout(&header, &text, out)
 }
 
-/// Writes the layout of every struct that Rust has from the headers as assertions for the C++ compilers: those of
-/// `mpk/abi.h` as a header, for the GPU's sources too, and all of them as a source of the CPU target.
+/// Writes the layout of every struct that Rust gets from the headers as assertions for the C++ compilers. The
+/// assertions for `mpk/abi.h` are a header, which the GPU's sources include too. All assertions together are a source
+/// of the CPU target.
 fn assert_layout(header: &str, bindings: &str, out: &Path) -> Result<(), Box<dyn Error>> {
     let abi = fs::read_to_string("include/mpk/abi.h")?;
     let (mut of_abi, mut of_all, mut structs) = (String::new(), String::new(), 0);

@@ -13,12 +13,13 @@
  * step between them, all tasks of the first are done, its queues and lists are finished, and entries pushed to a ring carry their
  * iteration.
  *
- * Between start and end mpk_batch is constant. A thread may read it exactly while it owes the iteration a task: a worker with a
- * non-empty list (static) until it has counted the last task of the list; a worker with a task, or a scheduler with an event to launch
- * (dynamic), until those tasks are counted. A thread that owes nothing reads only the published word: a worker whose list is empty in
- * the word's graph waits for the next word. It may miss words in between, but no word with work for it, because such an iteration
- * cannot end without it. So each worker runs each iteration that has work for it once and in order, without a barrier
- * among workers.
+ * Between start and end mpk_batch is constant. A thread may read it exactly while it still has to run or launch a task
+ * of the iteration. With static placement, that is a worker with a non-empty list, until it has counted the last task
+ * of the list. With dynamic placement, it is a worker with a task, or a scheduler with an event to launch, until those
+ * tasks are counted. Any other thread reads only the published word: a worker whose list is empty in the word's graph
+ * waits for the next word. It may miss words in between, but no word with work for it, because such an iteration cannot
+ * end without it. So each worker runs each iteration that has work for it once and in order, without a barrier among
+ * workers.
  *
  * Exactly one thread runs a batch step: a thread that finds the iteration ended exchanges BatchState.open, the number of the iteration
  * whose end may be claimed. That word is set after the batch step has published the iteration and has given the host the results of

@@ -2,12 +2,12 @@
  * put-with-signal (the entry, then the tail). The sender never loads from the receiver, so it cannot see the
  * receiver's head. The capacity proves that no entry is overwritten.
  *
- * Capacity, if every iteration exchanges data between all ranks, so that a sender is at most one iteration ahead:
- * with two ranks, the receiver cannot complete an iteration without taking its peer's entries in order, so a ring
- * holds at most 2 iterations. With more ranks, another sender's entries may complete events meanwhile, and between
- * two looks at one ring parts of 3 iterations may accumulate. Twice an iteration's remote triggers of *all*
- * senders is enough for both (with three ranks or more, that is at least 4 iterations of one sender). The receiver
- * still checks, and ends the run with MPK_ABORT_QUEUE if the bound does not hold. */
+ * Capacity. Every iteration must exchange data between all ranks, so that a sender is at most one iteration ahead. With
+ * two ranks, the receiver cannot complete an iteration without taking its peer's entries in order, so a ring holds at
+ * most 2 iterations. With more ranks, another sender's entries may complete events meanwhile, and between two looks at
+ * one ring, parts of 3 iterations may accumulate. Twice an iteration's remote triggers of *all* senders is enough for
+ * both (with three ranks or more, that is at least 4 iterations of one sender). The receiver still checks, and ends the
+ * run with MPK_ABORT_QUEUE if the bound does not hold. */
 #ifndef MPK_PROTOCOL_RING_H
 #define MPK_PROTOCOL_RING_H
 

@@ -53,9 +53,10 @@ def stream(url, prompt, tokens):
 
 
 def figures(trace, runs):
-    """Figures from the timeline and the client's times, in milliseconds: the path of every token; the times to first token; their part
-    outside the one or two iterations that made the first piece; and how much of this part passes before the first iteration is
-    published. The timeline keeps only the latest events, so runs that began before it are left out."""
+    """Figures from the timeline and the client's times, in milliseconds. They are the path of every token; the times to
+    first token; the part of these times outside the one or two iterations that made the first piece; and how much of
+    that part passes before the first iteration is published. The timeline keeps only the latest events, so runs that
+    began before it are left out."""
     begin = next(e["args"]["ns"] for e in trace["traceEvents"] if e["ph"] == "M" and e["name"] == "begin" and e["pid"] == 0)
     steps = sorted((begin + 1e3 * e["ts"], begin + 1e3 * (e["ts"] + e["dur"])) for e in trace["traceEvents"]
                    if e["ph"] == "X" and e["name"] == "batch step" and e["pid"] == 0)

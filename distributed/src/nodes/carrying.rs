@@ -3,7 +3,8 @@
 //! Each message is a word for its kind, a number, and its payload:
 //! - frames of a launch: applied to this rank's heap at once, in order;
 //! - the end of a launch: the sender's loops have ended and all their frames have arrived. A launch is over on a rank when it has
-//!   received this from all ranks. Then nothing of it is still on its way, and memory may be prepared for the next launch;
+//!   received this from all ranks. Then none of its frames is still on its way, and memory may be prepared for the next
+//!   launch;
 //! - the state of the sender, for the watch;
 //! - a ring: there is a message of the sender's host for this rank's host, which may sleep;
 //! - goodbye: nothing else will arrive.

@@ -1,9 +1,9 @@
 //! The ranks of a graph class as the verifier sees them: all graphs, or rank 0's graph, from which the others are turned.
 //!
-//! If ranks are alike (see `symmetry`), only rank 0's graph is kept. So a question about another rank must be one of these: about
-//! something that all ranks share (tasks and their operators, events, tensors except for the source of their values), which is
-//! rank 0's; about the ranks that it reaches, which `order` and `access` turn; or about the bytes that it accesses, which
-//! [`Ranks::boxes`] turns. The verifier does not use places or regions of another rank in any other way.
+//! If ranks are alike (see `symmetry`), only rank 0's graph is kept. So only these questions about another rank have an
+//! answer. What all ranks share (tasks and their operators, events, tensors except for the source of their values) is
+//! taken from rank 0. The ranks that it reaches are turned by `order` and `access`. The bytes that it accesses are
+//! turned by [`Ranks::boxes`]. The verifier does not use places or regions of another rank in any other way.
 
 use super::boxes::{Boxes, Scattered, boxes};
 use super::symmetry::Symmetry;

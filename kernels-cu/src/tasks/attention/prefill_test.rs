@@ -46,8 +46,8 @@ fn ranks_whose_heads_begin_inside_a_group_fill_their_own_units() {
     }
 }
 
-/// A query tile that starts in the middle of a request, whose rows a chunk before it has begun: one task has it, and its rows have the
-/// bits that they have if the whole request is one chunk.
+/// A query tile starts in the middle of a request, because an earlier chunk has computed the first rows. One task has
+/// this tile, and its rows have the same bits as if the whole request were one chunk.
 #[test]
 fn tiles_that_start_inside_a_request_have_the_bits_of_the_whole() {
     let (heads, kv_heads, head_dim) = (4, 2, 32);
