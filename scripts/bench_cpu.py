@@ -153,7 +153,7 @@ def main():
     }
     load = result["hardware"]["load_average_at_start"][0]
     if load > 0.3:
-        say(f"warning: the load average is {load:.2f}; times are only good on an idle machine")
+        say(f"warning: the load average is {load:.2f}; times are meaningful only on an idle machine")
     with tempfile.TemporaryDirectory(prefix="mpk-bench-") as name:
         folder = Path(name)
         ours = our_side.Ours(REPOSITORY, options.release.resolve(), folder, options.cores)

@@ -6,10 +6,10 @@ usage() {
     cat <<'END'
 usage: scripts/bench_cpu.sh [--no-build] [ARGUMENTS FOR bench_cpu.py]
 
-Builds in release mode (run scripts/setup.sh before the first time; --no-build takes the existing binaries), then
-measures decode, prefill, graph building, start-up and memory, beside llama.cpp and PyTorch if they are
-installed. The machine must be otherwise idle. A round takes about 2 minutes. Further options:
-scripts/bench_cpu.py --help.
+Builds in release mode (run scripts/setup.sh before the first time; --no-build uses the existing binaries). Then it
+measures decode, prefill, graph building, start-up and memory, and compares them with llama.cpp and PyTorch if these
+are installed. The machine must be otherwise idle. A round takes about 2 minutes. `scripts/bench_cpu.py --help` lists
+further options.
 END
 }
 

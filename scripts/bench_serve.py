@@ -316,7 +316,7 @@ def measure_fixed_batch(options):
                 rounds.append(times)
         result = {"ranks": options.ranks, "batch": batch, **fixed_batch.verdict(rounds)}
         results.append(result)
-        print(f"{options.ranks} ranks, batch {batch}: fixed {result['fixed_ms']:.3f} ms an iteration" + "".join(
+        print(f"{options.ranks} ranks, batch {batch}: fixed {result['fixed_ms']:.3f} ms per iteration" + "".join(
             f"; {text} {result[name + '_ms']:.3f} ms, {100 * (result[name + '_ratio'] - 1):+.1f} % "
             f"(median of the rounds' ratios {100 * (result[name + '_median_of_ratios'] - 1):+.1f} %)"
             for name, text in fixed_batch.KINDS.items()), flush=True)

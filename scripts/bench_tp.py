@@ -83,7 +83,7 @@ def arguments():
 def missing(options):
     """Ends with status 3 if something is missing."""
     if not os.access(options.bench, os.X_OK):
-        print(f"bench_tp: {options.bench} is not there; build it with `cargo build --release -p mpk-launch`, or name it with --bench", file=sys.stderr)
+        print(f"bench_tp: {options.bench} does not exist; build it with `cargo build --release -p mpk-launch`, or name it with --bench", file=sys.stderr)
         sys.exit(3)
     if max(options.tp) > 1 and shutil.which("mpirun") is None:
         print("bench_tp: several ranks need mpirun; install Open MPI (`scripts/setup.sh`)", file=sys.stderr)
@@ -112,7 +112,7 @@ def main():
     present = [name for name in options.peers if has(modules[name], options.python) and (name != "vllm" or backend == "cuda")]
     absent = [name for name in options.peers if name not in present]
     if absent:
-        print(f"bench_tp: not measured, since not installed for {options.python} or not for this backend: {', '.join(absent)}", file=sys.stderr)
+        print(f"bench_tp: not measured, because {options.python} lacks them or they do not run on this backend: {', '.join(absent)}", file=sys.stderr)
     options.output.mkdir(parents=True, exist_ok=True)
     cases = [(1, context) for context in options.context] if options.prompts is None else options.prompts
     with tempfile.TemporaryDirectory(prefix="mpk-tp-") as work, hardware.Watch() as watch:

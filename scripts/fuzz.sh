@@ -7,11 +7,11 @@ usage() {
 usage: scripts/fuzz.sh TARGET [SECONDS]
 
 Builds fuzz/ with coverage instrumentation and runs libFuzzer on TARGET (a folder of fuzz/corpus) for SECONDS (600).
-An input that crashes, takes 20 seconds or a gigabyte ends the run: it is kept in fuzz/artifacts, the exit status is not 0.
-What reaches new code is kept in fuzz/found/TARGET. The last lines say how many inputs ran, how much code they reached and
-how much memory they took.
+An input that crashes, or takes 20 seconds or a gigabyte, ends the run: it is kept in fuzz/artifacts, and the exit status is
+not 0. Inputs that reach new code are kept in fuzz/found/TARGET. The last lines say how many inputs ran, how much code they
+reached and how much memory they took.
 
-TARGET `build` only builds all of them.
+TARGET `build` only builds all targets.
 END
 }
 

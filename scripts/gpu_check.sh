@@ -7,14 +7,14 @@ usage() {
 usage: scripts/gpu_check.sh [--gpus K] [--only PART,...] [--binary FILE] [--out DIR] [--cache DIR] [--seed S] [--thorough]
 
 Runs prebuilt binaries; needs no network and no cargo. Prints one line per check: `ok NAME ...`, `FAILED NAME ...` or
-`skipped NAME ...`, and writes DIR/gpu-Kx.json (default $OUT, else gpu-results). Ends with 0 only if nothing failed.
+`skipped NAME ...`, and writes DIR/gpu-Kx.json (default $OUT, else gpu-results). The exit status is 0 only if nothing failed.
 
   --gpus K      GPUs to use (default: all)
   --only PARTS  the parts to run, in the order given, of: doctor, litmus, operators, golden, bits, serve,
                 stall, abort, shared, sanitizer, start, skeleton, decode, prefill (default: all of them)
                 compile[,PART...] fills the cubin cache for these parts (default: all) and runs none of them. It needs
                 nvcc but no GPU, so it can be done on another machine, for an H200. On a GPU, every run first compiles
-                what its cache lacks, before the parts' time begins
+                the kernels that its cache lacks, before the parts' time begins
   --binary FILE mpk-run (default: target/release/mpk-run)
   --cache DIR   the cubin cache (default: $MPK_CACHE_DIR, else mpk-run's own)
   --seed S      seed of the operators' inputs (default: random; the report has it)

@@ -7,8 +7,8 @@ usage() {
     cat <<'TEXT'
 usage: scripts/gpu_session.sh [--gpus K] [--seconds S] [--only PART,...] [--backend cuda|cpu] [--list]
 
-Runs prebuilt binaries (target/release) in S seconds (default 580), the most important part first. Each part has its own time limit; time that
-earlier parts did not use goes to the next one. The parts' kernels are compiled first, on all cores. Prints `ok PART`, `FAILED PART` or
+Runs prebuilt binaries (target/release) in S seconds (default 580), the most important part first. Each part has its own time limit; if a
+part ends early, the next one gets the remaining time. The parts' kernels are compiled first, on all cores. Prints `ok PART`, `FAILED PART` or
 `skipped PART`, and writes each part's output to $OUT (default gpu-session): raw JSON, and its log. Exit status 0 only if no part failed.
 
   golden     fixtures against Hugging Face at 1, 2 and 4 ranks; operators, including wide products and prefill attention (gpu_check.sh)
@@ -16,15 +16,15 @@ earlier parts did not use goes to the next one. The parts' kernels are compiled 
   nvshmem    the same tokens with --transport nvshmem
   host       the same tokens with --transport host (puts by the hosts over MPI), on 2 GPUs and with 2 ranks on one; and an abort
   online     requests that arrive while others run get the same tokens as alone
-  decode     Qwen3-8B at TP 1, 2, 4 beside PyTorch, batch 1 and 8, with the allreduce (bench_tp.py)
+  decode     Qwen3-8B at TP 1, 2, 4 compared with PyTorch, batch 1 and 8, with the allreduce (bench_tp.py)
   prefill    the same for prompts
   sampling   the time that sampling adds to a decode step
   budget     how the time of a decode step is spent, batch 1 and 8
   tasks      the cost of a task, in both placements
-  tune       the fastest choices for Qwen3-8B, decode at batch 1, 8 and 32 and a prompt (mpk-bench tune); last, because it takes all time that
-             is left
+  tune       the fastest choices for Qwen3-8B, decode at batch 1, 8 and 32 and a prompt (mpk-bench tune); last, because it takes all the
+             remaining time
 
-  --backend cpu   tries the script itself on a machine without GPUs, with the small example
+  --backend cpu   tests the script itself on a machine without GPUs, with the small example
 TEXT
 }
 

@@ -7,27 +7,27 @@ usage() {
 usage: scripts/multinode_test.sh [--long] [--program FILE] [--share I/N] [PART...]
        scripts/multinode_test.sh --probe
 
-Makes nodes of network namespaces, with host names and addresses of their own, and runs mpk-run over them with mpirun. Parts, all
-unless some are named:
+Makes nodes from network namespaces, each with its own host name and address, and runs mpk-run over them with mpirun. It runs the
+named parts, or all of them:
 
   cases    every family, placements, lowerings, batches and prompts in chunks: the tokens of Hugging Face transformers, and the same
-           bits as on one node; one case with every access of every task checked (MPK_SANITIZE)
+           bits as on one node; in one case, every access of every task is checked (MPK_SANITIZE)
   slow     the same over a network with 20 ms of delay and jitter, and over one that loses 1 % of the packets
-  faults   a link cut (also at the first contact), a node frozen, a rank killed (also while loading), a proxy stopped, mpirun and its
-           daemon killed: every rank ends within the deadline and 10 s with status 4 and says which node is gone, and nothing is left
-           behind, in temporary folders and shared memory too
+  faults   a cut link (also at the first contact), a frozen node, a killed rank (also while loading), a stopped proxy, and killed
+           mpirun and daemon: every rank ends within the deadline and 10 s with status 4 and says which node is gone. No process is
+           left, and no file in temporary folders or shared memory
   signals  SIGINT and SIGTERM to mpirun and to ranks of mpk-run and mpk-serve while they load: every rank ends within the same time,
-           one says which signal it was, and nothing is left behind
-  figures  a put with signal over the proxies beside MPI's own messages, and the tiny model on two nodes beside one
+           one says which signal it was, and no process or file is left
+  figures  times of a put with signal over the proxies and of MPI's own messages, and of the tiny model on two nodes and on one
 
---long does all combinations (an hour); without it some of each that together meet everything once, for CI.
---probe only finds out whether this machine can do it: status 0 or 3.
---share I/N runs every Nth of the faults from the Ith, so that N calls can run side by side.
+--long runs all combinations (an hour). Without it, a selection runs that covers every value once, for CI.
+--probe only checks whether this machine can run the test: status 0 or 3.
+--share I/N runs every Nth fault, starting with the Ith, so that N calls can run side by side.
 --program names another mpk-run than target/release/mpk-run.
 
-Needs root or user namespaces, and of programs unshare, nsenter (util-linux), python3 and mpirun. Where the kernel does not allow
-namespaces or links between them, it says so and what it has left out, and ends with status 0, or with 3 if MPK_REQUIRE_NAMESPACES is 1.
-With MPK_MULTINODE=0 it leaves out everything and says so, on a machine that can't do it for another reason.
+It needs root or user namespaces, and the programs unshare, nsenter (util-linux), python3 and mpirun. If the kernel does not allow
+namespaces or links between them, it says what it has left out, and ends with status 0, or with 3 if MPK_REQUIRE_NAMESPACES is 1.
+MPK_MULTINODE=0 skips the whole test and says so, for a machine that cannot run it for another reason.
 END
 }
 

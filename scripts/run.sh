@@ -8,8 +8,8 @@ usage: [MPK_RANKS=N] [MPK_MODEL=FILE] scripts/run.sh [ARGUMENTS FOR mpk-run]
 
 Installs what is missing (scripts/setup.sh), builds in release mode, and runs
     mpirun -n N mpk-run FILE ARGUMENTS
-with N = 2 ranks and the model examples/tiny/model.json unless told otherwise. The text goes to standard
-output, everything else to standard error. For example:
+By default N is 2 and FILE is examples/tiny/model.json. The text goes to standard output, everything else to
+standard error. For example:
     scripts/run.sh --prompt "Once upon a time" --max-new-tokens 40
     MPK_RANKS=8 scripts/run.sh --json
 END

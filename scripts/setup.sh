@@ -6,26 +6,26 @@ usage() {
     cat <<'END'
 usage: scripts/setup.sh [--cuda | --cuda12] [--nvshmem] [--deny] [--clients] [--check]
 
-Makes sure that a Rust toolchain, a C++ compiler, Open MPI and libclang are there. What is missing is
-installed with apt-get, as root or through sudo. If neither is possible, it prints the command to run and
+Makes sure that a Rust toolchain, a C++ compiler, Open MPI and libclang are installed. It installs what is
+missing with apt-get, as root or through sudo. If neither is possible, it prints the command to run and
 ends with exit status 3. It is quick if nothing is missing.
 
   --cuda      also what compiles models for NVIDIA GPUs: CUDA's compiler and NVSHMEM, from PyPI into
               .setup/nvidia, pinned (about 160 MB to download, under NVIDIA's licences, which are stored
-              beside them). Needs no GPU and no driver. The compiled models need a driver of CUDA 13 (580 or later)
+              in the same folder). Needs no GPU and no driver. The compiled models need a driver of CUDA 13 (580 or later)
   --cuda12    the same for drivers of CUDA 12 (525 or later): NVSHMEM for CUDA 12 from PyPI into .setup/nvidia (about 75 MB), and
               the compiler of a CUDA toolkit 12.4 or later on this machine. PyPI has no such compiler; if this machine has none,
-              the commands that install NVIDIA's toolkit are printed
+              it prints the commands that install NVIDIA's toolkit
   --nvshmem   only the part of --cuda that the tests of the nvshmem-sys crate need: NVSHMEM's and CUDA's headers
               and NVSHMEM's libraries (about 65 MB)
   --deny      also cargo-deny, built with cargo into .setup/bin, pinned (under two minutes on 2 cores)
   --clients   also the Python packages of scripts/clients.txt, the server's clients in the tests and the checkers of the
               scripts (shellcheck, ruff), from PyPI into .setup/clients (about 30 MB to download), and curl
-  --check     only say what is missing, with exit status 3 if anything is
+  --check     only say what is missing; the exit status is 3 if something is missing
 
 Everything that does not come from the distribution goes below .setup/, which git ignores. Remove that
 folder to undo the set-up. Building, and running on the CPU, need none of it. If NVSHMEM_HOME names your own
-NVSHMEM, --nvshmem does nothing. If CUDA_HOME names your own toolkit as well, neither does --cuda.
+NVSHMEM, --nvshmem does nothing. If CUDA_HOME names your own toolkit too, --cuda does nothing either.
 END
 }
 

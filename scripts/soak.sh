@@ -7,9 +7,10 @@ usage() {
     cat <<'END'
 usage: scripts/soak.sh [REQUESTS [MODEL]]
 
-Runs REQUESTS (by default a million) through an engine of two ranks (tests/tests/online.rs, examples/online.rs): each one's tokens are
-compared with those of the request alone, every request has to end, no page may stay in use, and memory must not grow by more than a
-hundred bytes a request. Prints one line of figures; ends with status 0 if all holds. CI runs 20,000. A million takes three minutes on two cores.
+Runs REQUESTS (by default a million) through an engine of two ranks (tests/tests/online.rs, examples/online.rs). The tokens of each
+request are compared with those of the same request alone. Every request must end, no page may stay in use, and memory must not grow
+by more than a hundred bytes per request. Prints one line of figures, and ends with status 0 if all conditions hold. CI runs 20,000
+requests. A million takes three minutes on two cores.
 
   MODEL      a model.json; by default tests/fixtures/soak, whose iterations are so short that the time goes into requests
   SOAK_RANKS ranks, 2 by default

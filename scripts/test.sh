@@ -7,7 +7,7 @@ usage() {
 usage: scripts/test.sh [STEP...]
 
 Installs what is missing (scripts/setup.sh --cuda --deny --clients), then runs the steps named, or all of them,
-in this order, and stops at the first that fails:
+in this order, and stops at the first step that fails:
 
   format     cargo fmt --check
   imports    no files import each other in a loop (scripts/check_imports.py)
