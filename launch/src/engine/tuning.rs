@@ -17,6 +17,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::hash::{Hash, Hasher};
 use std::path::PathBuf;
+use taskgraph::words::counted;
 use taskgraph::{Backend, Knob, Target, Tuning};
 use xxhash_rust::xxh3::Xxh3;
 
@@ -57,7 +58,7 @@ impl Place {
     pub fn new(config: &ModelConfig, gpu: Option<&str>, workers: u32, ranks: u32) -> Place {
         let device = match gpu {
             Some(name) => name.to_string(),
-            None => format!("{}, {workers} workers", cpu_name()),
+            None => format!("{}, {}", cpu_name(), counted(workers, "worker")),
         };
         let shape = format!(
             "{} layers, hidden {}, intermediate {}, {} + {} heads of {}, vocabulary {}, {:?}",
