@@ -327,8 +327,8 @@ def measure_flood(options):
     """Measures a stream alone and during three kinds of other load."""
     phases, alone = [], None
     many = options.connections
-    for name, connections, body in (("alone", 0, None), ("beside 7 other requests", 7, flood.BODY),
-                                    (f"beside {many}, all taken", many, flood.BODY), (f"beside {many}, all refused", many, flood.WRONG)):
+    for name, connections, body in (("alone", 0, None), ("with 7 other requests", 7, flood.BODY),
+                                    (f"with {many} connections, all accepted", many, flood.BODY), (f"with {many} connections, all refused", many, flood.WRONG)):
         server = ours(options, "--backend", "cpu")
         try:
             result = flood.phase(server.url, connections, body, options.seconds, server.rank_0())
