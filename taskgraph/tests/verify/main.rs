@@ -93,7 +93,7 @@ fn wrong_trigger_counts() {
         let event = g[0].tasks[find(&g[0], "l0.linear", 0) as usize].trigger.unwrap();
         g[0].events[event.index() as usize].num_triggers += 1;
     });
-    expect(&found, ViolationKind::Triggers, &[], &["waits for 2 triggers", "but 1 come", "'l0.linear'"]);
+    expect(&found, ViolationKind::Triggers, &[], &["waits for 2 triggers", "but gets 1 ", "'l0.linear'"]);
 
     let found = broken(3, 2, Lowering::Copy, |g| {
         let copy = find(&g[2], "l0.copy", 0) as usize;
@@ -101,8 +101,8 @@ fn wrong_trigger_counts() {
         let wrong = EventId::nvshmem(g[2].tasks[copy].trigger.unwrap().owner(), other.index() + 2);
         g[2].tasks[copy].trigger = Some(wrong);
     });
-    expect(&found, ViolationKind::Triggers, &[], &["waits for 2 triggers", "but 1 come"]);
-    expect(&found, ViolationKind::Triggers, &[], &["waits for 2 triggers", "but 3 come", "'l0.copy'"]);
+    expect(&found, ViolationKind::Triggers, &[], &["waits for 2 triggers", "but gets 1 "]);
+    expect(&found, ViolationKind::Triggers, &[], &["waits for 2 triggers", "but gets 3 ", "'l0.copy'"]);
 
     let found = broken(2, 2, Lowering::Copy, |g| {
         let event = g[0].tasks[find(&g[0], "l0.linear", 0) as usize].trigger.unwrap();
