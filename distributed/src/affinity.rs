@@ -1,7 +1,9 @@
-//! The cores that a rank may use. mpirun's binding is ignored, because it ties a rank to one core.
+//! The cores that a rank may use. mpirun's binding is ignored, because it ties a rank to one core. srun's binding holds, because it
+//! ties a rank to the cores that it was given (`--cpus-per-task`), and others may belong to other jobs.
 
-use crate::launcher::{self, Place, launched_by_mpi};
+use crate::launcher::{self, Place, is_started_by_srun, launched_by_mpi};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+use std::sync::OnceLock;
 
 /// The cores of this rank, and whether ranks must share them.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -12,13 +14,9 @@ pub struct Cores {
     pub shared: bool,
 }
 
-/// Divides the node's allowed cores among its ranks: contiguous shares, or one shared core per rank if there are more ranks than
-/// cores.
-pub(crate) fn cores_of_rank(node_rank: u32, node_size: u32) -> Cores {
-    share(&allowed_cores(), node_rank as usize, node_size as usize)
-}
-
-fn share(allowed: &[usize], rank: usize, ranks: usize) -> Cores {
+/// The part of rank `rank` in the cores that `ranks` ranks have together: contiguous shares, or one shared core per rank if there are
+/// more ranks than cores.
+pub(crate) fn share(allowed: &[usize], rank: usize, ranks: usize) -> Cores {
     let n = allowed.len().max(1);
     if ranks <= n {
         Cores {
@@ -28,6 +26,34 @@ fn share(allowed: &[usize], rank: usize, ranks: usize) -> Cores {
     } else {
         Cores { own: vec![allowed[rank * n / ranks]], shared: true }
     }
+}
+
+/// The part of rank `rank` where each rank has a set of allowed cores: ranks with the same set divide it.
+pub(crate) fn share_sets(sets: &[Vec<usize>], rank: usize) -> Cores {
+    let same = |other: &Vec<usize>| *other == sets[rank];
+    let before = sets[..rank].iter().filter(|set| same(set)).count();
+    let mut cores = share(&sets[rank], before, sets.iter().filter(|set| same(set)).count());
+    let overlaps = |set: &Vec<usize>| !same(set) && set.iter().any(|core| cores.own.contains(core));
+    cores.shared |= sets.iter().any(overlaps);
+    cores
+}
+
+/// Number of bits of a word of a mask.
+const BITS: usize = u64::BITS as usize;
+
+/// A set of cores, a bit for each.
+pub(crate) fn to_mask(cores: &[usize]) -> Vec<u64> {
+    let mut mask = vec![0; CpuSet::MAX_CPU.div_ceil(BITS)];
+    cores
+        .iter()
+        .filter(|&&core| core < CpuSet::MAX_CPU)
+        .for_each(|core| mask[core / BITS] |= 1 << (core % BITS));
+    mask
+}
+
+/// The set of cores of [`to_mask`].
+pub(crate) fn from_mask(mask: &[u64]) -> Vec<usize> {
+    (0..mask.len() * BITS).filter(|core| mask[core / BITS] >> (core % BITS) & 1 == 1).collect()
 }
 
 /// Open MPI's parameter: a process that waits in a call of MPI yields its core.
@@ -58,15 +84,20 @@ pub fn unbind() {
     bind(&allowed_cores());
 }
 
-/// Cores that the job may use. Under mpirun these are the launcher's cores, because its child is already bound; otherwise our
-/// own.
-fn allowed_cores() -> Vec<usize> {
+/// Cores that the job may use, as far as this process knows. Under mpirun these are the launcher's cores, because its child is already
+/// bound; otherwise our own.
+pub(crate) fn allowed_cores() -> Vec<usize> {
+    // This process binds its threads later.
+    static OWN: OnceLock<Vec<usize>> = OnceLock::new();
     let own = || match sched_getaffinity(None) {
         Ok(set) => (0..CpuSet::MAX_CPU).filter(|&core| set.is_set(core)).collect(),
         Err(_) => vec![0],
     };
     if !launched_by_mpi() {
         return own();
+    }
+    if is_started_by_srun() {
+        return OWN.get_or_init(own).clone();
     }
     launcher_cores().filter(|cores| !cores.is_empty()).unwrap_or_else(own)
 }
@@ -110,5 +141,21 @@ mod tests {
             assert_eq!(all, allowed);
         }
         assert_eq!(share(&[0, 1], 7, 8), Cores { own: vec![1], shared: true });
+    }
+
+    #[test]
+    fn ranks_divide_only_the_cores_that_they_have_in_common() {
+        let sets = |lists: &[&str]| lists.iter().map(|list| parse_list(list)).collect::<Vec<_>>();
+        let own = |lists: &[&str], rank: usize| share_sets(&sets(lists), rank);
+        let bound = ["0-1", "2-3", "8-9"];
+        for (rank, list) in bound.iter().enumerate() {
+            assert_eq!(own(&bound, rank), Cores { own: parse_list(list), shared: false });
+        }
+        assert_eq!(own(&["4-7"; 2], 1), Cores { own: vec![6, 7], shared: false });
+        assert_eq!(own(&["4", "4", "5"], 1), Cores { own: vec![4], shared: true });
+        assert_eq!(own(&["0-3", "2"], 1), Cores { own: vec![2], shared: true });
+        assert_eq!(own(&["0-3", "5"], 0), Cores { own: vec![0, 1, 2, 3], shared: false });
+        let cores = parse_list("0-1,63-64,1023");
+        assert_eq!(from_mask(&to_mask(&cores)), cores);
     }
 }

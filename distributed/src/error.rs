@@ -10,6 +10,22 @@ pub enum Error {
     /// MPI could not be initialised.
     #[error("MPI could not be initialised: {0}")]
     MpiInit(String),
+    /// srun has started several processes without MPI.
+    #[error("srun has started {tasks} tasks without MPI, so each of them would run the whole model")]
+    TasksAlone {
+        /// Number of tasks.
+        tasks: u32,
+    },
+    /// The launcher belongs to another MPI library.
+    #[error(
+        "the launcher has started {started} processes, but they are not one MPI job: the launcher does not belong to this program's MPI library, {library}"
+    )]
+    OtherMpi {
+        /// Number of processes.
+        started: u32,
+        /// Name and version of the MPI library.
+        library: String,
+    },
     /// Ranks on several nodes need an MPI library that several threads may call.
     #[error(
         "this job's ranks are on {nodes} nodes, so several threads must be able to call the MPI library (MPI_THREAD_MULTIPLE), which this one does not support"
@@ -259,6 +275,8 @@ impl Error {
     pub fn exit_status(&self) -> i32 {
         match self {
             Error::MpiInit(_)
+            | Error::TasksAlone { .. }
+            | Error::OtherMpi { .. }
             | Error::ThreadLevel { .. }
             | Error::OutOfMemory { .. }
             | Error::SharedMemory { .. }
@@ -293,6 +311,12 @@ impl Error {
             Error::Nvshmem { help, .. } => return help.clone(),
             Error::MpiInit(_) => {
                 "check that mpirun and libmpi belong to the same installation (`mpirun --version`)"
+            }
+            Error::TasksAlone { .. } => {
+                "start them as one job: `srun --mpi=pmix` (`srun --mpi=list` shows what Slurm offers); for independent runs, unset SLURM_STEP_NUM_TASKS in each task"
+            }
+            Error::OtherMpi { .. } => {
+                "start the job with that library's mpirun, or build the program with the launcher's library (docs/multi-node.md)"
             }
             Error::ThreadLevel { .. } => {
                 "use an MPI library that does (Open MPI: `ompi_info | grep MPI_THREAD_MULTIPLE`), or start all ranks on one node"

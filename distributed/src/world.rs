@@ -1,9 +1,9 @@
 //! The ranks of a job: with MPI if mpirun started this process, otherwise a single rank without MPI.
 
-use crate::affinity::{Cores, cores_of_rank};
+use crate::affinity::{self, Cores};
 use crate::contact;
 use crate::error::{Error, Result};
-use crate::launcher::{Place, launched_by_mpi};
+use crate::launcher::{Place, is_started_by_srun, launched_by_mpi, tasks_without_mpi};
 use crate::meeting::{Meeting, numbers};
 use crate::messages::{Messages, pack, unpack};
 use crate::mpi_errors::watch_errors;
@@ -42,16 +42,19 @@ struct Mpi {
     universe: ManuallyDrop<Universe>,
     world: SimpleCommunicator,
     node: SimpleCommunicator,
-    /// Ranks of this node share cores.
-    shared_cores: bool,
+    /// The cores of this rank.
+    cores: Cores,
 }
 
 impl World {
     /// Initialises MPI if a launcher started this process. Otherwise creates a world of one rank without MPI.
     ///
     /// # Errors
-    /// MPI cannot be initialised.
+    /// MPI cannot be initialised, or knows nothing of the processes that the launcher has started.
     pub fn init(options: WatchOptions) -> Result<World> {
+        if let Some(tasks) = tasks_without_mpi() {
+            return Err(Error::TasksAlone { tasks });
+        }
         if !launched_by_mpi() {
             return Ok(World { tell: options.tell, ..World::single() });
         }
@@ -62,7 +65,7 @@ impl World {
         } else {
             mpi::Threading::Multiple
         };
-        let several_nodes = !place.is_one_node();
+        let (several_nodes, started) = (!place.is_one_node(), place.size);
         let watch = Watch::begin(place, options);
         let world = World { tell: options.tell, watch: Some(watch), ..World::single() };
         world.phase("MPI's start-up");
@@ -78,12 +81,18 @@ impl World {
         let (universe, provided, node) =
             begun.ok_or_else(|| Error::MpiInit("it is initialised already".into()))?;
         let ranks = universe.world();
+        if ranks.size() == 1 && started > 1 {
+            let library = mpi_library();
+            let first = library.split([',', '\n']).next().unwrap_or_default();
+            let library = first.split_whitespace().collect::<Vec<_>>().join(" ");
+            return Err(Error::OtherMpi { started, library });
+        }
         let node = node.unwrap_or_else(|| {
             world.contact(&ranks);
             world.call_within_contact(|| split(&ranks))
         });
-        let shared_cores = cores_of_rank(node.rank() as u32, node.size() as u32).shared;
-        let mpi = Mpi { universe: ManuallyDrop::new(universe), world: ranks, node, shared_cores };
+        let cores = world.call(|| cores_of_rank(&node));
+        let mpi = Mpi { universe: ManuallyDrop::new(universe), world: ranks, node, cores };
         if let Some(watch) = &world.watch {
             end_the_job_on_panic(watch.clone());
         }
@@ -184,7 +193,9 @@ impl World {
 
     /// The cores of this rank. mpirun's binding is ignored, because it ties a rank to one core.
     pub fn cores(&self) -> Cores {
-        cores_of_rank(self.node_rank(), self.node_size())
+        self.mpi
+            .as_ref()
+            .map_or_else(|| affinity::share(&affinity::allowed_cores(), 0, 1), |m| m.cores.clone())
     }
 
     /// Which rank is on which node.
@@ -323,7 +334,7 @@ impl World {
             Some(limit) => watch.wait_within(limit),
             None => watch.wait(),
         };
-        let messages = Messages { ranks: &mpi.world, watch, shared_cores: mpi.shared_cores };
+        let messages = Messages { ranks: &mpi.world, watch, shared_cores: mpi.cores.shared };
         Some(Meeting::new(messages, &self.nodes, self.rank(), step, waiting))
     }
 
@@ -409,6 +420,20 @@ impl World {
             watch.leave();
         }
     }
+}
+
+/// Collective: the cores of this rank of the node. mpirun's binding is ignored. srun's is not: it may leave cores to other jobs.
+fn cores_of_rank(node: &SimpleCommunicator) -> Cores {
+    let allowed = affinity::allowed_cores();
+    let (rank, size) = (node.rank() as usize, node.size() as usize);
+    if !is_started_by_srun() {
+        return affinity::share(&allowed, rank, size);
+    }
+    let own = affinity::to_mask(&allowed);
+    let mut all = vec![0; own.len() * size];
+    node.all_gather_into(&own[..], &mut all[..]);
+    let sets: Vec<Vec<usize>> = all.chunks(own.len()).map(affinity::from_mask).collect();
+    affinity::share_sets(&sets, rank)
 }
 
 /// Name of this node. MPI must be initialised.

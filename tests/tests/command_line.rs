@@ -412,3 +412,38 @@ fn options_and_fields_say_the_same() {
     let by_field = Job::new(2).arg(model.path()).args(["--logprobs", "2", "--backend", "auto"]);
     assert_eq!(by_option.run_json().result(), by_field.run_json().result());
 }
+
+/// Processes that a launcher has started, but that know nothing of each other, would each run the whole model. One of them says so.
+#[test]
+fn processes_that_are_not_one_job_say_so_once() {
+    let job = |first: bool, variables: &str| {
+        let model = ModelFile::of_fixture("mistral");
+        let job = Job::alone().arg(model.path()).args(["--prompt-tokens", "1,2", "--max-new-tokens", "2"]);
+        let words = variables.split(' ').filter_map(|word| word.split_once('='));
+        let job = words.fold(job, |job, (name, value)| job.env(name, value));
+        let finished = job.run().expect(3).expect_nothing_left();
+        let said = finished.stderr.matches("error:").count();
+        assert_eq!(said, usize::from(first), "{}", finished.stderr);
+        assert_eq!(finished.stdout, "");
+        finished.stderr
+    };
+    // Without an MPI plug-in, srun sets variables of its own only.
+    let slurm =
+        "SLURM_JOB_ID=1 SLURM_STEP_ID=0 SLURM_NODEID=0 SLURM_STEP_NUM_TASKS=2 SLURM_STEP_TASKS_PER_NODE=2";
+    let said = job(true, &format!("{slurm} SLURM_PROCID=0 SLURM_LOCALID=0"));
+    assert!(
+        said.contains("srun has started 2 tasks without MPI") && said.contains("srun --mpi=pmix"),
+        "{said}"
+    );
+    job(false, &format!("{slurm} SLURM_PROCID=1 SLURM_LOCALID=1"));
+    // The launcher of MPICH sets these, and Open MPI does not know them; and the other way round.
+    let rank = |variables: [&str; 4], rank: u32| {
+        let values = [rank, 2, rank, 2];
+        let words = variables.iter().zip(values).map(|(name, value)| format!("{name}={value}"));
+        words.collect::<Vec<_>>().join(" ")
+    };
+    let hydra = ["PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"];
+    let said = job(true, &rank(hydra, 0));
+    assert!(said.contains("has started 2 processes, but they are not one MPI job"), "{said}");
+    job(false, &rank(hydra, 1));
+}

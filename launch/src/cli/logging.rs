@@ -4,15 +4,12 @@ use std::io::IsTerminal;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
 
-/// Environment variables in which launchers put this process's rank.
-const RANK_VARIABLES: [&str; 3] = ["OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK"];
-
 /// Environment variable with the level.
 const VARIABLE: &str = "MPK_LOG";
 
 /// True on rank 0 and without a launcher. Works before MPI is initialised.
 pub fn is_first_rank() -> bool {
-    RANK_VARIABLES.iter().find_map(|v| std::env::var(v).ok()).is_none_or(|rank| rank == "0")
+    distributed::launcher::is_first()
 }
 
 /// Sets up logging; the level comes from `MPK_LOG` (default `info`).

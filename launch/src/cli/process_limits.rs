@@ -38,13 +38,6 @@ pub fn check(ranks_here: Option<u32>) -> Result<(), AppError> {
     Ok(())
 }
 
-/// The number of this job's ranks on this node, according to the launcher.
-pub fn ranks_here() -> Option<u32> {
-    let variables = ["OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "PMI_LOCAL_SIZE"];
-    let number = variables.iter().find_map(|name| std::env::var(name).ok()?.parse().ok());
-    number.or_else(distributed::launcher::launched_ranks)
-}
-
 fn raise_open_files() {
     let limit = getrlimit(Resource::Nofile);
     let wanted = limit.maximum.map_or(FILES_WANTED, |most| most.min(FILES_WANTED));

@@ -7,7 +7,7 @@ use crate::cli::runtime_args::RuntimeArgs;
 use crate::engine::config::Progress;
 use crate::engine::{Error, ErrorKind, RunConfig};
 use crate::model::app_error::AppError;
-use distributed::launcher::launched_by_mpi;
+use distributed::launcher::{launched_by_mpi, ranks_here};
 use indicatif::{ProgressBar, ProgressStyle};
 use std::io::{IsTerminal, Write};
 use std::path::Path;
@@ -18,7 +18,7 @@ use std::sync::{Arc, OnceLock};
 /// # Errors
 /// A limit of the process is too low.
 pub fn prepare(runtime: &RuntimeArgs) -> Result<(), AppError> {
-    process_limits::check(process_limits::ranks_here())?;
+    process_limits::check(ranks_here())?;
     if runtime.gpu_possible() {
         keep_stdout_for_results();
     }

@@ -15,6 +15,7 @@ use crate::model::app_error::AppError;
 use crate::model::prompts::{Limits, PromptSource, resolve};
 use distributed::cuda::Transport;
 use distributed::cuda::WarmUp;
+use distributed::launcher::is_first;
 use distributed::online::{Client, Reader, Submission, SubmitError};
 use distributed::plan;
 use distributed::{WatchOptions, World};
@@ -367,7 +368,10 @@ fn engine_thread(
             result
         }
         Err(error) => {
-            (config.tell)(&error.to_string());
+            // Every process has this error, and they cannot send each other messages.
+            if is_first() {
+                (config.tell)(&error.whole());
+            }
             Err(AppError::from(error).into())
         }
     };
