@@ -167,7 +167,7 @@ fn gpu_sources(out: &Path) -> Result<(), Box<dyn Error>> {
     files.extend(files_below(Path::new("src/gpu"), &headers)?);
     files.extend(files_below(Path::new("src/tasks"), &|path| {
         has_extension(path, &["cuh"])
-            || ["params.h", "units.h", "noise.h"].iter().any(|name| path.ends_with(name))
+            || ["params.h", "units.h", "noise.h", "logprob.h"].iter().any(|name| path.ends_with(name))
     })?);
     files.push("include/mpk/abi_layout.h".into());
     files.sort();

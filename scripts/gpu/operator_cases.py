@@ -210,7 +210,8 @@ def attentions(g, index, page, world=1, **choice):
 
 
 def sampling(g, index, world=1):
-    """`argmax_partial` and `argmax_reduce`: winners, ties, and log-probabilities of the highest."""
+    """`argmax_partial` and `argmax_reduce`: winners, ties, and log-probabilities of the highest. `token_logit` and
+    `token_logprob`: those of any tokens."""
     for i, vocabulary in enumerate(rotated(VOCABULARIES, index, 2)):
         top_k, tiles = [5, 0, 8][(i + index) % 3], [3, 1, 7][(i + index) % 3]
         if not g.begin(f"argmax vocabulary={vocabulary} top_k={top_k} tiles={tiles}"):
@@ -220,13 +221,23 @@ def sampling(g, index, world=1):
         shard = {"shard": even(1)} if world > 1 else {}
         logits, values = g.tensor("logits", "input", "f32", values, rows="samples", **shard)
         g.op("argmax_partial", [logits], g.named("p"), top_k=top_k, tiles=tiles, slices=world)
-        outputs = [g.named("token")] + ([g.named("top"), g.named("logprob")] if top_k else [])
-        g.op("argmax_reduce", [g.named("p")], outputs, top_k=top_k)
-        g.expect(outputs, lambda found, v=values, k=top_k, o=outputs: check_sampling(found, v, k, o))
+        if not top_k:
+            outputs, chosen = [g.named("token")], None
+            g.op("argmax_reduce", [g.named("p")], outputs)
+        else:
+            outputs = [g.named(name) for name in ("token", "top", "logprob", "own")]
+            g.op("argmax_reduce", [g.named("p")], [*outputs[:3], g.named("log_sum")], top_k=top_k, log_sum=True)
+            # Most of these tokens are not among the highest. The first and the last one are of different ranks.
+            chosen = np.array([[0, vocabulary - 1, vocabulary // 3][s % 3] + s // 3 for s in range(g.samples)]) % vocabulary
+            g.tensors.append({"name": g.named("chosen"), "kind": "constant", "dtype": "i32", "dims": [g.samples],
+                              "data": {"values": chosen.tolist()}})
+            g.op("token_logit", [g.named("chosen"), logits], g.named("logit"), slices=world)
+            g.op("token_logprob", [g.named("logit"), g.named("log_sum")], outputs[3])
+        g.expect(outputs, lambda found, v=values, k=top_k, o=outputs, c=chosen: check_sampling(found, v, k, o, c))
 
 
-def check_sampling(found, logits, top_k, names):
-    """Compares winners and log-probabilities."""
+def check_sampling(found, logits, top_k, names, chosen):
+    """Compares winners and log-probabilities, also those of the tokens `chosen`."""
     order = np.argsort(-logits, axis=1, kind="stable")
     tokens = np.array(found[names[0]]["values"], dtype=np.int64)
     if list(tokens) != list(order[:, 0]):
@@ -239,6 +250,7 @@ def check_sampling(found, logits, top_k, names):
     highest = logits.max(axis=1, keepdims=True)
     total = highest + np.log(np.exp(logits - highest).sum(axis=1, keepdims=True))
     wanted = np.take_along_axis(logits, order[:, :top_k], axis=1) - total
-    logprobs = array(found[names[2]])
+    wanted = np.append(wanted, np.take_along_axis(logits, chosen[:, None], axis=1) - total)
+    logprobs = np.append(array(found[names[2]]), array(found[names[3]]))
     share = float(np.nan_to_num(np.abs(logprobs - wanted) / (2e-5 * (1 + np.abs(wanted))), nan=np.inf).max())
     return (None if share <= 1 else f"log-probabilities are {share:.1f} times as far off as they may be"), share

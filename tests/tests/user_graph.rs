@@ -306,6 +306,45 @@ fn a_norm_waits_for_the_slots_whose_rows_it_reads() {
     }
 }
 
+/// The log-probabilities of given tokens, wherever they stand: of any rank, the first and the last one, the highest and the lowest.
+#[test]
+fn log_probabilities_of_any_tokens() {
+    let (rows, vocabulary) = (4, 75);
+    let logits: Vec<f64> = values(26, rows * vocabulary).iter().map(|v| 8.0 * v).collect();
+    let row = |r: usize| &logits[r * vocabulary..][..vocabulary];
+    let at = |r: usize, wanted: f64| row(r).iter().position(|v| *v == wanted).expect("a token");
+    let highest = row(2).iter().copied().fold(f64::MIN, f64::max);
+    let lowest = row(3).iter().copied().fold(f64::MAX, f64::min);
+    let tokens = [0, vocabulary - 1, at(2, highest), at(3, lowest)];
+    let expected: Vec<f64> =
+        (0..rows).map(|r| row(r)[tokens[r]] - row(r).iter().map(|v| v.exp()).sum::<f64>().ln()).collect();
+    for ranks in [1, 2, 4] {
+        for split in [true, false] {
+            let x = tensor("x", "input", "f32", &[rows, vocabulary], &logits);
+            let tensors = [
+                if split && ranks > 1 { sharded(x, even(1)) } else { x },
+                json!({"name": "token", "kind": "constant", "dtype": "i32", "dims": [rows], "data": {"values": tokens}}),
+            ];
+            let ops = [
+                op("argmax_partial", &["x"], &["p"], json!({"top_k": 2, "slices": ranks, "tiles": 2})),
+                op(
+                    "argmax_reduce",
+                    &["p"],
+                    &["best", "top", "logprob", "sum"],
+                    json!({"top_k": 2, "log_sum": true}),
+                ),
+                op("token_logit", &["token", "x"], &["logit"], json!({"slices": ranks})),
+                op("token_logprob", &["logit", "sum"], &["y"], json!({})),
+            ];
+            let model = graph(rows, &tensors, &ops).set("graph.samples", json!(rows));
+            for placement in ["static", "dynamic"] {
+                let found = outputs(&model, ranks, &["--placement", placement]);
+                close(&found["y"], &expected, &format!("{ranks} ranks, {placement}, split: {split}"));
+            }
+        }
+    }
+}
+
 /// A tensor-parallel MLP as in models: fusion must not change the result, and the residual is added once.
 #[test]
 fn a_chain_of_operators() {

@@ -27,6 +27,8 @@ pub mod silu_mul;
 pub mod silu_mul_linear;
 pub mod silu_mul_linear_with_residual;
 pub mod token_counts;
+pub mod token_logit;
+pub mod token_logprob;
 pub mod wide_linear;
 pub mod wide_rows;
 

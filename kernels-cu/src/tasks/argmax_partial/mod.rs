@@ -22,7 +22,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use taskgraph::op_graph::Attrs;
 use taskgraph::task_type::{
-    Access, LocalOp, Need, OpError, OpView, Partition, ShardRule, TaskSpec, TensorType,
+    Access, LocalOp, Need, OpError, OpView, OperandView, Partition, ShardRule, TaskSpec, TensorType,
 };
 use taskgraph::{Attribute, AttributeKind, DType, Region, Rows, Sharding, Split, Target, TaskType};
 
@@ -70,6 +70,42 @@ pub(crate) fn cut(columns: u32, tiles: u32) -> Vec<Range<u32>> {
     let full = units.min(u64::from(tiles)).max(1);
     let at = |t: u32| ((units * u64::from(t).min(full) / full * 16) as u32).min(columns);
     (0..tiles).map(|t| at(t)..at(t + 1)).collect()
+}
+
+/// The sharding that `logits` needs, and that of a result with one slice for each rank on dimension 0.
+pub(crate) fn slice_of_rank(
+    logits: &OperandView<'_>,
+    slices: u32,
+    world: u32,
+) -> Result<(Need, Sharding), OpError> {
+    let by_columns = contract::split_columns(logits.sharding).is_some();
+    let need = if by_columns { Need::AsIs } else { Need::Replicated };
+    if world == 1 || (slices == 1 && !by_columns) {
+        return Ok((need, Sharding::Replicated));
+    }
+    if slices != world {
+        return Err(OpError(format!("`slices` is {slices}; on {world} ranks it must be {world}")));
+    }
+    Ok((need, Sharding::split(0, u64::from(slices), Split::Even { unit: 1 })))
+}
+
+/// The columns of the local logits, input `input`, that this rank processes, and the token of the tensor's first column.
+pub(crate) fn columns_of_rank(
+    op: &LocalOp<'_>,
+    input: usize,
+    slices: u32,
+) -> Result<(Range<u32>, u64), OpError> {
+    let (_, local) = contract::local_matrix(&op.inputs[input])?;
+    match op.input_ranges(input)[..] {
+        [ref range] => Ok((0..local, range.start)),
+        [] if slices > 1 => {
+            let columns = op.global.inputs[input].ty.dims[1];
+            let own = Split::Even { unit: 16 }.range(columns, op.rank, op.world);
+            Ok((own.start as u32..own.end as u32, 0))
+        }
+        [] => Ok((0..local, 0)),
+        _ => Err(OpError("the logits must be split in one part".to_string())),
+    }
 }
 
 struct Numbers {
@@ -129,39 +165,19 @@ impl TaskType for ArgmaxPartial {
     }
 
     fn shard(&self, op: &OpView<'_>, world: u32) -> Result<ShardRule, OpError> {
-        let slices = numbers(op.attrs)?.slices;
         let [logits] = contract::inputs(op)?;
-        let by_columns = contract::split_columns(logits.sharding).is_some();
-        if world == 1 || (slices == 1 && !by_columns) {
-            let need = if by_columns { Need::AsIs } else { Need::Replicated };
-            return Ok(ShardRule { inputs: vec![need], outputs: vec![Sharding::Replicated] });
-        }
-        if slices != world {
-            return Err(OpError(format!("`slices` is {slices}; on {world} ranks it must be {world}")));
-        }
-        let need = if by_columns { Need::AsIs } else { Need::Replicated };
-        let out = Sharding::split(0, u64::from(slices), Split::Even { unit: 1 });
-        Ok(ShardRule { inputs: vec![need], outputs: vec![out] })
+        let (need, slice) = slice_of_rank(logits, numbers(op.attrs)?.slices, world)?;
+        Ok(ShardRule { inputs: vec![need], outputs: vec![slice] })
     }
 
     fn partition(&self, op: &LocalOp<'_>, _target: &Target) -> Result<Partition, OpError> {
         let numbers = numbers(op.global.attrs)?;
-        let (samples, local) = contract::local_matrix(&op.inputs[0])?;
-        let global_columns = op.global.inputs[0].ty.dims[1];
+        let (samples, _) = contract::local_matrix(&op.inputs[0])?;
         let vocabulary = match contract::attr_u32(op.global.attrs, "vocab_size")? {
             Some(size) => u64::from(size),
-            None => global_columns,
+            None => op.global.inputs[0].ty.dims[1],
         };
-        // The columns of the local tensor that this rank processes, and the token of the tensor's first column.
-        let (columns, first_token) = match op.input_ranges(0)[..] {
-            [ref range] => (0..local, range.start),
-            [] if numbers.slices > 1 => {
-                let own = Split::Even { unit: 16 }.range(global_columns, op.rank, op.world);
-                (own.start as u32..own.end as u32, 0)
-            }
-            [] => (0..local, 0),
-            _ => return Err(OpError("the logits must be split in one part".to_string())),
-        };
+        let (columns, first_token) = columns_of_rank(op, 0, numbers.slices)?;
         let real = vocabulary.saturating_sub(first_token).min(u64::from(u32::MAX)) as u32;
         let kept = kept(numbers.top_k);
         let words = words(numbers.top_k) as u32;

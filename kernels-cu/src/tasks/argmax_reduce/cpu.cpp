@@ -4,6 +4,7 @@
 
 #include "cpu/task.h"
 #include "tasks/argmax_partial/params.h"
+#include "tasks/argmax_reduce/logprob.h"
 #include "tasks/argmax_reduce/params.h"
 
 namespace {
@@ -75,10 +76,13 @@ extern "C" int mpk_task_argmax_reduce(const mpk_kernel_args* args) {
   auto* logprob = reinterpret_cast<float*>(args->outputs[2].addr);
   for (uint32_t i = 0; i < params.top_k; ++i) {
     const bool none = best[i].token == MPK_ARGMAX_NO_TOKEN;
-    const double below =
-        best[i].value == highest ? 0.0 : static_cast<double>(best[i].value) - static_cast<double>(highest);
     token[i] = none ? -1 : static_cast<int32_t>(best[i].token);
-    logprob[i] = none || best[i].value == -INFINITY ? -INFINITY : static_cast<float>(below - log_sum);
+    logprob[i] = none ? -INFINITY : mpk::logprob_of(best[i].value, highest, log_sum);
+  }
+  if (params.log_sum != 0) {
+    auto* words = reinterpret_cast<uint32_t*>(args->outputs[3].addr);
+    std::memcpy(words + MPK_LOG_SUM_MAXIMUM, &highest, sizeof(highest));
+    std::memcpy(words + MPK_LOG_SUM_LOW, &log_sum, sizeof(log_sum)); // little-endian, like the GPU
   }
   return MPK_OK;
 }

@@ -2,12 +2,14 @@
 #pragma once
 
 #include "tasks/argmax_partial/gpu_top.cuh"
+#include "tasks/argmax_reduce/logprob.h"
 #include "tasks/argmax_reduce/params.h"
 
 namespace mpk {
 namespace gpu {
 
-template <uint32_t Kept, uint32_t TopK>
+/* LogSum: the last output is log_sum. */
+template <uint32_t Kept, uint32_t TopK, bool LogSum = false>
 struct ArgmaxReduce : TaskCode {
   static __device__ __forceinline__ int run(Context& context) {
     int code = context.wait_inputs(/*loads_under_way=*/false, /*always=*/true);
@@ -54,10 +56,14 @@ struct ArgmaxReduce : TaskCode {
       float* logprob = reinterpret_cast<float*>(context.output(2).addr);
       for (uint32_t i = context.lane; i < TopK; i += 32) {
         const bool none = best[i].token == MPK_ARGMAX_NO_TOKEN;
-        const double below =
-            best[i].value == sum.maximum ? 0.0 : static_cast<double>(best[i].value) - static_cast<double>(sum.maximum);
         token[i] = none ? -1 : static_cast<int32_t>(best[i].token);
-        logprob[i] = none || best[i].value == -INFINITY ? -INFINITY : static_cast<float>(below - log_sum);
+        logprob[i] = none ? -INFINITY : logprob_of(best[i].value, sum.maximum, log_sum);
+      }
+      if (LogSum && context.lane == 0) {
+        uint32_t* words = reinterpret_cast<uint32_t*>(context.output(3).addr);
+        words[MPK_LOG_SUM_MAXIMUM] = __float_as_uint(sum.maximum);
+        words[MPK_LOG_SUM_LOW] = static_cast<uint32_t>(__double2loint(log_sum));
+        words[MPK_LOG_SUM_HIGH] = static_cast<uint32_t>(__double2hiint(log_sum));
       }
     }
     return MPK_OK;

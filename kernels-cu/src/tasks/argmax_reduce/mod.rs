@@ -5,18 +5,20 @@
 //! the builder declares as `Role::Persistent` tensors, and `mpk_batch` points to:
 //! 0. `next_token` i32 `[max_batch]`; with `top_k` > 0 also 1. `top_token` i32 `[max_batch, top_k]` and
 //! 2. `top_logprob` f32 `[max_batch, top_k]`: natural logarithms of the softmax over the whole vocabulary, highest
-//! first; where there are fewer tokens, token -1 and -infinity.
+//! first; where there are fewer tokens, token -1 and -infinity; with `log_sum` also 3. `log_sum` u32 `[max_batch, 3]`
+//! (`params.h` defines the words), from which [`super::token_logprob`] computes the log-probability of any token.
 //!
-//! Attribute: `top_k` (default 0), the same as for `argmax_partial`.
+//! Attributes: `top_k` (default 0), the same as for `argmax_partial`; `log_sum` (default false), which needs `top_k` > 0.
 //!
 //! One task per sample: arguments `[sample, 0..]`. A record whose hash of the batch state differs from this rank's ends
 //! the run (`MPK_ABORT_DIVERGED`).
 
 use super::argmax_partial::{GPU_MAX_KEPT, kept, words};
-use crate::abi::{mpk_argmax_reduce_params, mpk_task_argmax_reduce, params_words};
+use crate::abi::{MPK_LOG_SUM_WORDS, mpk_argmax_reduce_params, mpk_task_argmax_reduce, params_words};
 use crate::registry::{GpuSite, Registration};
 use crate::tasks::contract;
 use std::sync::Arc;
+use taskgraph::op_graph::Attrs;
 use taskgraph::task_type::{Access, LocalOp, OpError, OpView, Partition, ShardRule, TaskSpec, TensorType};
 use taskgraph::{Attribute, AttributeKind, DType, Region, Rows, Target, TaskType};
 
@@ -33,14 +35,26 @@ pub const REGISTRATION: Registration = Registration {
 /// The GPU code.
 fn gpu(site: &GpuSite<'_>) -> Result<String, String> {
     match site.params {
-        [kept @ 1..=GPU_MAX_KEPT, top_k, ..] if top_k <= kept => {
-            Ok(format!("mpk::gpu::ArgmaxReduce<{kept}, {top_k}>"))
+        [kept @ 1..=GPU_MAX_KEPT, top_k, log_sum, ..] if top_k <= kept => {
+            let with_log_sum = if *log_sum != 0 { ", true" } else { "" };
+            Ok(format!("mpk::gpu::ArgmaxReduce<{kept}, {top_k}{with_log_sum}>"))
         }
         _ => Err(format!("candidates and top_k {:?}; the GPU code keeps 1 to {GPU_MAX_KEPT}", site.params)),
     }
 }
 
-const ATTRIBUTES: &[Attribute] = &[Attribute::new("top_k", AttributeKind::Whole)];
+const ATTRIBUTES: &[Attribute] =
+    &[Attribute::new("top_k", AttributeKind::Whole), Attribute::new("log_sum", AttributeKind::Bool)];
+
+/// The attributes `top_k` and `log_sum`.
+fn numbers(attrs: &Attrs) -> Result<(u32, bool), OpError> {
+    let top_k = contract::attr_u32(attrs, "top_k")?.unwrap_or(0);
+    let log_sum = contract::attr_bool(attrs, "log_sum")?;
+    if log_sum && top_k == 0 {
+        return Err(OpError("`log_sum` needs `top_k` above 0".to_string()));
+    }
+    Ok((top_k, log_sum))
+}
 
 /// Contract of `argmax_reduce`.
 #[derive(Debug)]
@@ -56,7 +70,7 @@ impl TaskType for ArgmaxReduce {
     }
 
     fn infer(&self, op: &OpView<'_>) -> Result<Vec<TensorType>, OpError> {
-        let top_k = contract::attr_u32(op.attrs, "top_k")?.unwrap_or(0);
+        let (top_k, log_sum) = numbers(op.attrs)?;
         let [partials] = contract::inputs(op)?;
         contract::dtype(partials, DType::U32)?;
         let samples = match partials.ty.dims[..] {
@@ -82,18 +96,22 @@ impl TaskType for ArgmaxReduce {
                 types.push(TensorType { dtype, dims: vec![slots, u64::from(top_k)], rows });
             }
         }
+        if log_sum {
+            let dims = vec![slots, u64::from(MPK_LOG_SUM_WORDS)];
+            types.push(TensorType { dtype: DType::U32, dims, rows });
+        }
         Ok(types)
     }
 
     fn shard(&self, op: &OpView<'_>, _world: u32) -> Result<ShardRule, OpError> {
-        let top_k = contract::attr_u32(op.attrs, "top_k")?.unwrap_or(0);
-        Ok(contract::replicated(1, if top_k > 0 { 3 } else { 1 }))
+        let (top_k, log_sum) = numbers(op.attrs)?;
+        Ok(contract::replicated(1, if top_k > 0 { 3 + usize::from(log_sum) } else { 1 }))
     }
 
     fn partition(&self, op: &LocalOp<'_>, _target: &Target) -> Result<Partition, OpError> {
-        let top_k = contract::attr_u32(op.global.attrs, "top_k")?.unwrap_or(0);
+        let (top_k, log_sum) = numbers(op.global.attrs)?;
         let dims: Vec<u32> = op.inputs[0].dims.iter().map(|d| *d as u32).collect();
-        let params = mpk_argmax_reduce_params { kept: kept(top_k), top_k };
+        let params = mpk_argmax_reduce_params { kept: kept(top_k), top_k, log_sum: log_sum.into() };
         let tasks = (0..dims[2])
             .map(|s| {
                 let mut task = TaskSpec {
@@ -107,6 +125,10 @@ impl TaskType for ArgmaxReduce {
                     let row = Region::whole(&[0, top_k]).with(0, s, s + 1);
                     task.writes.push(Access::new(1, row));
                     task.writes.push(Access::new(2, row));
+                }
+                if log_sum {
+                    let row = Region::whole(&[0, MPK_LOG_SUM_WORDS]).with(0, s, s + 1);
+                    task.writes.push(Access::new(3, row));
                 }
                 task
             })
