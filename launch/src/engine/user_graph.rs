@@ -40,8 +40,22 @@ pub struct Parsed {
 pub fn parse(model: &ModelJson, graph: &Value) -> Result<Parsed, AppError> {
     let (graph, sources) =
         op_graph_from_value(graph, "graph").map_err(|e| AppError::input(format!("{}: {e}", model.file())))?;
+    check_outputs(model, &graph)?;
     check_input_rows(model, &graph)?;
     Ok(Parsed { graph, sources })
+}
+
+/// Checks that some tensor is wanted: without one, all work is dropped and a run shows nothing.
+fn check_outputs(model: &ModelJson, graph: &OpGraph) -> Result<(), AppError> {
+    if graph.tensors.iter().any(|tensor| tensor.output) {
+        return Ok(());
+    }
+    let last = graph.ops.last().and_then(|op| op.outputs.first()).map(|&t| &graph.tensors[t as usize].name);
+    let example = last.map_or_else(String::new, |name| format!(", such as `{name}`"));
+    Err(AppError::input(format!(
+        "{}: `graph.outputs` names no tensor, so there is nothing to compute; name at least one{example}",
+        model.file()
+    )))
 }
 
 /// Checks that inputs have exactly as many rows as the graph, because kernels count rows, not bytes.

@@ -312,6 +312,29 @@ fn graphs_of_the_users_own_that_are_wrong() {
         ("unknown tensor", good(json!({"op": "silu_mul", "inputs": ["z"], "outputs": ["y"]})), &["z"]),
         ("wrong operands", good(json!({"op": "linear", "inputs": ["x"], "outputs": ["y"]})), &["y"]),
         ("unknown output", json!({"rows": 2, "tensors": [x], "ops": [silu], "outputs": ["w"]}), &["w"]),
+        (
+            "no output",
+            json!({"rows": 2, "tensors": [x], "ops": [silu], "outputs": []}),
+            &["`graph.outputs` names no tensor", "name at least one, such as `y`"],
+        ),
+        ("no outputs at all", json!({"rows": 2, "tensors": [x], "ops": [silu]}), &["`graph.outputs`"]),
+        (
+            "log-probabilities without candidates",
+            good(
+                json!({"op": "argmax_reduce", "inputs": ["x"], "outputs": ["y"], "attrs": {"log_sum": true}}),
+            ),
+            &["`log_sum` needs `top_k`"],
+        ),
+        (
+            "no tokens",
+            good(json!({"op": "token_logit", "inputs": ["x", "x"], "outputs": ["y"]})),
+            &["`x`", "i32"],
+        ),
+        (
+            "no sums",
+            good(json!({"op": "token_logprob", "inputs": ["x", "x"], "outputs": ["y"]})),
+            &["`x`", "u32"],
+        ),
         ("a weight that is no weight", with_weight("constant"), &["`linear`", "`w`", "a constant"]),
         ("a computed weight", computed, &["`w`", "an activation"]),
         ("a weight that is added", added, &["`add`", "`w`", "make it a constant"]),
