@@ -126,8 +126,8 @@ impl BatchMemory {
         }
     }
 
-    /// Writes everything. The kernel writes its tokens to the tensors `batch.next_token`, `batch.top_token` and
-    /// `batch.top_logprob`, if a graph has them.
+    /// Writes everything. The kernel writes its tokens to the tensors `batch.next_token`, `batch.top_token`, `batch.top_logprob`
+    /// and `batch.token_logprob`, if a graph has them.
     pub fn write(
         &self,
         graphs: &[TaskGraph],
@@ -167,6 +167,8 @@ impl BatchMemory {
         batch.next_token = chosen("batch.next_token", self.next[0]);
         batch.top_token = chosen("batch.top_token", self.next[1]);
         batch.top_logprob = chosen("batch.top_logprob", self.next[2]).cast();
+        batch.token_logprob = find(graphs, slots, "batch.token_logprob")
+            .map_or(std::ptr::null_mut(), |slot| slot.address as *mut f32);
         if let (0, Some(graph)) = (self.config.generate, graphs.first()) {
             self.fixed_batch(graph, plan, &mut batch, image);
         }

@@ -22,6 +22,7 @@ pub(crate) struct Outputs {
     tokens_at: u64,
     top_tokens_at: u64,
     top_logprobs_at: u64,
+    token_logprobs_at: u64,
 }
 
 impl Outputs {
@@ -41,12 +42,14 @@ impl Outputs {
         let tokens_at = words(total);
         let top_tokens_at = words(total * top_k);
         let top_logprobs_at = words(total * top_k);
+        let token_logprobs_at = words(total * top_k.min(1));
         let mut image = allocate(layout.bytes())?;
         let header = abi::mpk_batch_output {
             requests: image.address(requests_at) as *mut _,
             tokens: image.address(tokens_at) as *mut _,
             top_tokens: image.address(top_tokens_at) as *mut _,
             top_logprobs: image.address(top_logprobs_at) as *mut _,
+            token_logprobs: image.address(token_logprobs_at) as *mut _,
             ..Default::default()
         };
         image.put(0, &[header]);
@@ -61,6 +64,7 @@ impl Outputs {
             tokens_at,
             top_tokens_at,
             top_logprobs_at,
+            token_logprobs_at,
         })
     }
 
@@ -168,16 +172,21 @@ impl Outputs {
         unsafe { AtomicU32::from_ptr(&raw mut (*output).cached_tokens).load(Ordering::Relaxed) }
     }
 
-    /// The token at `place` of the output arrays, with its log-probabilities. The caller has seen that it is present.
-    pub fn token(&self, place: usize) -> (i32, Vec<(i32, f32)>) {
+    /// The token at `place` of the output arrays, its log-probability, and the highest ones. The caller has seen that it is present.
+    pub fn token(&self, place: usize) -> (i32, Option<f32>, Vec<(i32, f32)>) {
         assert!(place < self.total);
         let token = self.image.host::<i32>(self.tokens_at + 4 * place as u64, 1);
         let at = 4 * (place * self.top_k) as u64;
         let ids = self.image.host::<i32>(self.top_tokens_at + at, self.top_k);
         let values = self.image.host::<f32>(self.top_logprobs_at + at, self.top_k);
+        let own =
+            (self.top_k > 0).then(|| self.image.host::<f32>(self.token_logprobs_at + 4 * place as u64, 1));
         // SAFETY: inside the arrays, as asserted here and by `host`. The kernel released it with the count that the caller acquired,
         // and does not write it again while the request has its number.
-        unsafe { (*token, (0..self.top_k).map(|k| (*ids.add(k), *values.add(k))).collect()) }
+        unsafe {
+            let own = own.map(|value| *value).filter(|logprob| !logprob.is_nan());
+            (*token, own, (0..self.top_k).map(|k| (*ids.add(k), *values.add(k))).collect())
+        }
     }
 
     fn request(&self, number: usize) -> *mut abi::mpk_request_output {

@@ -65,6 +65,7 @@ struct BatchOutput {
   int32_t* tokens;
   int32_t* top_tokens;
   float* top_logprobs;
+  float* token_logprobs;
   uint64_t prefill_ns, decode_ns;
   uint64_t prefill_iterations, decode_steps;
   uint64_t full_ns, full_steps;
@@ -111,6 +112,7 @@ struct BatchArrays {
   EndedRequest* ended;   /* [num_requests] a ring: an entry is not reused before the host knows that it has ended */
   uint32_t* free_list;   /* [num_pages] a stack: the last entry is taken first */
   uint32_t* buckets;     /* [page_buckets] first page of each, plus 1; 0: none */
+  float* token_logprobs; /* [max_samples] by sample; none if top_k is 0 */
 };
 
 MPK_DEVICE BatchState* batch_state(const mpk_rank* rank) { return static_cast<BatchState*>(rank->batch_private); }
@@ -137,6 +139,7 @@ MPK_DEVICE BatchArrays batch_arrays(const mpk_rank* rank) {
   arrays.ended = reinterpret_cast<EndedRequest*>(arrays.waiting + config->num_requests);
   arrays.free_list = reinterpret_cast<uint32_t*>(arrays.ended + config->num_requests);
   arrays.buckets = arrays.free_list + config->num_pages;
+  arrays.token_logprobs = reinterpret_cast<float*>(arrays.buckets + page_buckets(config));
   return arrays;
 }
 
@@ -144,7 +147,8 @@ MPK_DEVICE uint64_t batch_state_bytes(const mpk_batch_config* config) {
   const uint64_t samples = config->max_samples, requests = config->num_requests, pages = config->num_pages;
   return sizeof(BatchState) + sizeof(Page) * (pages + 1) + sizeof(BatchSlot) * config->max_batch +
          (sizeof(PendingToken) + 8 * static_cast<uint64_t>(config->top_k)) * samples +
-         (sizeof(RequestRecord) + sizeof(uint32_t) + sizeof(EndedRequest)) * requests + sizeof(uint32_t) * (pages + page_buckets(config));
+         (sizeof(RequestRecord) + sizeof(uint32_t) + sizeof(EndedRequest)) * requests + sizeof(uint32_t) * (pages + page_buckets(config)) +
+         (config->top_k != 0 ? sizeof(float) * samples : 0);
 }
 
 /* Mixes one more value into a hash of the batch state (the finaliser of splitmix64). */

@@ -48,6 +48,7 @@ MPK_DEVICE void hand_out(const mpk_rank* rank) {
       output->top_tokens[place * top_k + k] = arrays.top_tokens[static_cast<uint64_t>(pending.sample) * top_k + k];
       output->top_logprobs[place * top_k + k] = arrays.top_logprobs[static_cast<uint64_t>(pending.sample) * top_k + k];
     }
+    if (top_k != 0) output->token_logprobs[place] = arrays.token_logprobs[pending.sample];
     mpk_request_output* result = &output->requests[pending.request];
     if (pending.number == 0) result->cached_tokens = arrays.records[pending.request].cached;
     /* Release: pairs with the host's acquire, which then reads the tokens counted. */
@@ -413,7 +414,7 @@ MPK_DEVICE int batch_begin(const mpk_rank* rank) {
   if (state->begun) return MPK_OK;
   state->begun = 1;
   const mpk_batch_output* given = rank->batch_output;
-  state->output = {given->requests,   given->tokens,            given->top_tokens,   given->top_logprobs, given->prefill_ns,  given->decode_ns,
+  state->output = {given->requests,   given->tokens,            given->top_tokens,   given->top_logprobs, given->token_logprobs, given->prefill_ns,  given->decode_ns,
                    given->prefill_iterations, given->decode_steps, given->full_ns, given->full_steps, given->entries_taken};
   if (!config->generate) return MPK_OK;
   if (config->page_size == 0 || config->max_batch == 0 || config->max_rows == 0 || config->max_samples < config->max_batch ||

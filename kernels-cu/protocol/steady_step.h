@@ -9,6 +9,8 @@
 #ifndef MPK_PROTOCOL_STEADY_STEP_H
 #define MPK_PROTOCOL_STEADY_STEP_H
 
+#include <math.h>
+
 #include "requests.h"
 
 namespace mpk {
@@ -23,6 +25,16 @@ MPK_DEVICE uint32_t finish_after(const mpk_batch_config* config, const BatchSlot
   return generated >= slot.limit ? MPK_FINISH_LENGTH : MPK_RUNNING;
 }
 
+/* Log-probability of the token of `sample`. NaN if no graph computes it and the token is not among the top_k. */
+MPK_DEVICE float token_logprob(const mpk_batch_config* config, const mpk_batch* batch, uint32_t sample) {
+  if (batch->token_logprob != nullptr) return batch->token_logprob[sample];
+  const int32_t token = batch->next_token[sample];
+  for (uint64_t k = static_cast<uint64_t>(sample) * config->top_k, end = k + config->top_k; k < end; ++k) {
+    if (batch->top_token[k] == token) return batch->top_logprob[k];
+  }
+  return NAN;
+}
+
 /* Keeps a sampled token for the host, as the `place`-th that it has not received, and for the slot's next row. Copies what the next
  * iteration's tasks overwrite, because they run while the host receives it. */
 MPK_DEVICE void keep_token(const mpk_rank* rank, BatchSlot* slot, uint32_t sample, uint32_t place) {
@@ -35,6 +47,7 @@ MPK_DEVICE void keep_token(const mpk_rank* rank, BatchSlot* slot, uint32_t sampl
     arrays.top_tokens[k] = batch->top_token[k];
     arrays.top_logprobs[k] = batch->top_logprob[k];
   }
+  if (config->top_k != 0) arrays.token_logprobs[sample] = token_logprob(config, batch, sample);
   slot->last_token = token;
   if (config->on_demand) config->tokens[static_cast<uint64_t>(slot->first_token) + config->requests[slot->request].num_prompt_tokens + slot->generated] = token;
   ++slot->generated;

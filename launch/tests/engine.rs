@@ -114,6 +114,8 @@ fn the_requested_number_of_log_probabilities_is_returned() {
     for wanted in [0, 1, 4] {
         let request = Request { logprobs: wanted, ..Request::tokens(prompt.clone(), 3) };
         let answer = engine.submit(request).unwrap().wait();
+        let own: Vec<Option<f32>> = answer.logprobs.iter().map(|tops| Some(tops[0].1)).collect();
+        assert_eq!(answer.token_logprobs, own, "greedy takes the best");
         let lengths: Vec<usize> = answer.logprobs.iter().map(Vec::len).collect();
         assert_eq!(lengths, if wanted == 0 { vec![] } else { vec![wanted as usize; answer.tokens.len()] });
         for (tops, token) in answer.logprobs.iter().zip(&answer.tokens) {

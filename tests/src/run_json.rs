@@ -36,6 +36,8 @@ pub struct RequestJson {
     pub text: Option<String>,
     /// "length" or "eos".
     pub finish_reason: String,
+    /// The log-probability of each new token; only with `--logprobs`.
+    pub token_logprobs: Option<Vec<f64>>,
     /// For each new token the best `[token, logprob]`, highest first; only with `--logprobs`.
     pub logprobs: Option<Vec<Vec<(u32, f64)>>>,
 }
@@ -93,6 +95,7 @@ impl RunJson {
             tokens: r.tokens.clone(),
             text: r.text.clone(),
             finish_reason: r.finish_reason.clone(),
+            token_logprob_bits: r.token_logprobs.iter().flatten().map(|logprob| logprob.to_bits()).collect(),
             logprob_bits: r.logprobs.as_ref().map(bits).unwrap_or_default(),
         };
         self.requests.iter().map(outcome).collect()
@@ -110,6 +113,8 @@ pub struct Outcome {
     pub text: Option<String>,
     /// Why it ended.
     pub finish_reason: String,
+    /// The bits of the tokens' own log-probabilities.
+    pub token_logprob_bits: Vec<u64>,
     /// The log-probabilities' bits.
     pub logprob_bits: Vec<Vec<(u32, u64)>>,
 }

@@ -49,6 +49,9 @@ fn log_probabilities_are_sorted_and_sum_to_one() {
         let found = job.args(["--logprobs", &asked.to_string(), "--ignore-eos"]).run_json();
         let lists = found.requests[0].logprobs.as_ref().expect("logprobs");
         assert_eq!(lists.len(), 3);
+        // A greedy token is the best one.
+        let own = found.requests[0].token_logprobs.as_ref().expect("the tokens' own");
+        assert_eq!(*own, lists.iter().map(|list| list[0].1).collect::<Vec<f64>>());
         for (list, &token) in lists.iter().zip(&found.requests[0].tokens) {
             assert_eq!(list.len(), count);
             assert_eq!(list[0].0, token);
@@ -66,7 +69,8 @@ fn log_probabilities_are_sorted_and_sum_to_one() {
 fn no_log_probabilities() {
     let model = ModelFile::of_fixture("mistral");
     let job = Job::new(1).arg(model.path()).args(["--prompt-tokens", "5", "--max-new-tokens", "2"]);
-    assert!(job.args(["--logprobs", "0"]).run_json().requests[0].logprobs.is_none());
+    let found = job.args(["--logprobs", "0"]).run_json();
+    assert!(found.requests[0].logprobs.is_none() && found.requests[0].token_logprobs.is_none());
 }
 
 /// Without `--json` the texts are printed in order, each with a newline. They are the same as those of `--json`.
@@ -135,11 +139,18 @@ fn log_probabilities_are_printed_after_the_text() {
         || Job::new(2).arg(model.path()).args(["--prompt", "In the beginning", "--max-new-tokens", "4"]);
     let text = format!("{}\n", job().run_json().requests[0].text.as_ref().expect("a text"));
     assert_eq!(job().run().expect(0).stdout, text);
-    let found = job().args(["--logprobs", "2"]).run_json();
-    let printed = job().args(["--logprobs", "2"]).run().expect(0).stdout;
+    // Tokens that are not the two best show their own log-probability as well.
+    let options = ["--logprobs", "2", "--presence-penalty", "2", "--temperature", "3", "--seed", "5"];
+    let found = job().args(options).run_json();
+    let text = format!("{}\n", found.requests[0].text.as_ref().expect("a text"));
+    let printed = job().args(options).run().expect(0).stdout;
     let lines: Vec<&str> = printed.strip_prefix(&text).expect("the text first").lines().collect();
     assert_eq!(lines.len(), 4, "{printed}");
-    for (line, tops) in lines.iter().zip(found.requests[0].logprobs.as_ref().expect("log-probabilities")) {
+    let own = found.requests[0].token_logprobs.as_ref().expect("the tokens' own");
+    let lists = found.requests[0].logprobs.as_ref().expect("log-probabilities");
+    assert!(own.iter().zip(lists).any(|(own, list)| list.iter().all(|(_, other)| own < other)), "{own:?}");
+    for ((line, own), tops) in lines.iter().zip(own).zip(lists) {
+        assert!(line.contains(&format!(" {own:.4}:")), "{line}");
         for (token, logprob) in tops {
             assert!(line.contains(&format!(" {token} ")), "{line}");
             assert!(line.contains(&format!("{logprob:.4}")), "{line}");

@@ -142,6 +142,37 @@ fn prefill_attention_of_large_heads_is_that_of_the_cpu() {
     }
 }
 
+/// The log-probability of a sampled token that is not among the best: that of the CPU, from logits of either rank.
+#[test]
+fn sampled_tokens_have_the_log_probabilities_of_the_cpu() {
+    let Some(emulator) = Emulator::new() else { return };
+    let model = Fixture::open("qwen3")
+        .model()
+        .set("max_batch", 2)
+        .set("generate", json!({"prompt_tokens": [[5, 6, 7], [9]], "max_new_tokens": 3, "ignore_eos": true}));
+    for ranks in [1, 2] {
+        let options =
+            ["--logprobs", "2", "--temperature", "1.5", "--seed", "3", "--allreduce", "copy-reduce"];
+        let cpu = Job::new(ranks).arg(model.path()).args(["--backend", "cpu"]).args(options).run_json();
+        let by_hosts: &[&str] = if ranks > 1 { &["--transport", "host"] } else { &[] };
+        let found = emulator.run_as(Job::new(ranks), &model, &[&options, by_hosts].concat(), &toolkit());
+        assert_eq!(found.tokens(), cpu.tokens(), "{ranks} ranks");
+        let (mut most, mut outside) = (0f64, 0);
+        for (found, cpu) in found.requests.iter().zip(&cpu.requests) {
+            let own = found.token_logprobs.as_ref().expect("the tokens' log-probabilities");
+            let of_cpu = cpu.token_logprobs.as_ref().expect("the tokens' log-probabilities");
+            assert_eq!((own.len(), of_cpu.len()), (3, 3));
+            most = own.iter().zip(of_cpu).map(|(a, b)| (a - b).abs()).fold(most, f64::max);
+            let lists = found.logprobs.iter().flatten();
+            outside += lists.zip(own).filter(|(list, own)| list.iter().all(|(_, best)| *own < best)).count();
+        }
+        println!(
+            "{ranks} ranks: log-probabilities differ by {most:.6} at most; {outside} of 6 are not among the best"
+        );
+        assert!(most < 0.01 && outside >= 3, "{ranks} ranks: {most}, {outside}\n{found:?}\n{cpu:?}");
+    }
+}
+
 /// Two ranks whose kernels put through the hosts: frames in both directions, data before its signal, tokens exchanged.
 #[test]
 fn two_ranks_that_put_by_their_hosts_compute_the_cpus_tokens() {

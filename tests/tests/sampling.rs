@@ -157,6 +157,47 @@ fn tokens_are_those_that_the_reference_draws() {
     assert!(first < compared / 2, "{first} of {compared} tokens are the greedy ones");
 }
 
+/// With `--logprobs 2` most sampled tokens are not among the two best. Each still has its own log-probability: bit for bit the one
+/// in a list of the whole vocabulary, which sums to 1. It is that of the model's own distribution, whatever the penalties,
+/// temperature and filters, and has the same bits with every placement and lowering.
+#[test]
+fn the_log_probability_of_a_sampled_token_is_known_wherever_it_stands() {
+    let model = model();
+    let all = [
+        Options { temperature: 1.3, ..PLAIN },
+        Options { temperature: 0.8, top_k: 40, top_p: 0.95, presence: 0.5, frequency: 0.3, ..PLAIN },
+        Options { temperature: 0.0, presence: 1.5, frequency: 0.5, ..PLAIN },
+    ];
+    let (mut outside, mut compared) = (0, 0);
+    for options in all {
+        for ranks in [1, 2, 4] {
+            let run = |placement, lowering, logprobs| {
+                let job = job(&model, ranks, placement, &options);
+                job.args(["--allreduce", lowering, "--logprobs", logprobs]).run_json()
+            };
+            let whole = run("static", "copy-reduce", "120");
+            let first = run("static", "one-shot", "2");
+            let what = format!("{ranks} ranks, {options:?}");
+            assert_eq!(first.result(), run("dynamic", "two-shot", "2").result(), "{what}");
+            assert_eq!(first.tokens(), whole.tokens(), "{what}");
+            for (request, whole) in first.requests.iter().zip(&whole.requests) {
+                let own = request.token_logprobs.as_ref().expect("the tokens' log-probabilities");
+                assert_eq!(own.len(), request.tokens.len());
+                let (best, lists) = (request.logprobs.as_ref().unwrap(), whole.logprobs.as_ref().unwrap());
+                for (at, (&token, list)) in request.tokens.iter().zip(lists).enumerate() {
+                    let total: f64 = list.iter().map(|(_, logprob)| logprob.exp()).sum();
+                    assert!((total - 1.0).abs() < 1e-4, "{what}: {total}");
+                    let wanted = list.iter().find(|(id, _)| *id == token).expect("the whole vocabulary").1;
+                    assert_eq!(own[at], wanted, "{what}, token {at}: {token}");
+                    outside += u32::from(best[at].iter().all(|(id, _)| *id != token));
+                    compared += 1;
+                }
+            }
+        }
+    }
+    assert!(compared == 360 && outside > 200, "{outside} of {compared} tokens are not among the best two");
+}
+
 /// A request alone draws the same tokens as among others; other seeds draw other tokens.
 #[test]
 fn draws_depend_on_the_request_alone() {

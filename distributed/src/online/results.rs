@@ -146,8 +146,8 @@ impl Results {
             }
             for place in active.first_output + active.taken..active.first_output + count {
                 if active.wanted {
-                    let (id, logprobs) = outputs.token(place);
-                    active.wanted = active.sink.token(Token { id, logprobs });
+                    let (id, logprob, logprobs) = outputs.token(place);
+                    active.wanted = active.sink.token(Token { id, logprob, logprobs });
                     unwanted |= !active.wanted;
                 }
             }

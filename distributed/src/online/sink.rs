@@ -7,6 +7,8 @@ use crate::plan::Finish;
 pub struct Token {
     /// Its id.
     pub id: i32,
+    /// Its log-probability. `None` if the plan wants none, or if no graph computes it and the token is not among the best.
+    pub logprob: Option<f32>,
     /// The best tokens at this place with their log-probabilities, highest first; as many as the plan wants.
     pub logprobs: Vec<(i32, f32)>,
 }

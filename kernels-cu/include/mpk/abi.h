@@ -280,6 +280,7 @@ typedef struct mpk_batch_output {
   int32_t* tokens;          /* by mpk_request.first_output */
   int32_t* top_tokens;      /* [same index][top_k] */
   float* top_logprobs;
+  float* token_logprobs;    /* [same index] log-probability of the token, if top_k > 0; NaN: not known */
   uint64_t prefill_ns, decode_ns; /* iterations with any prompt row count as prefill */
   uint64_t prefill_iterations, decode_steps;
   uint64_t full_ns, full_steps; /* decode steps of a full batch, where every slot generates, and their time */
@@ -318,10 +319,11 @@ typedef struct mpk_batch {
   int32_t* active_num_samples; /* [max_batch] */
   int32_t* page_table;     /* [max_batch slots][pages_per_slot] */
   mpk_sampling* sampling;  /* [max_batch slots] of the request in each slot; NULL: all requests are greedy */
-  /* written by argmax_reduce, read by the next batch step */
+  /* written by the last tasks of a graph, read by the next batch step */
   int32_t* next_token;     /* [max_samples] by sample */
   int32_t* top_token;      /* [max_samples][top_k] */
   float* top_logprob;
+  float* token_logprob;    /* [max_samples] of next_token; NULL: it is looked up among the top_k */
   /* Speculative decoding; NULL: no graph does it. Its tasks write the following arrays, and the next batch step reads them. */
   int32_t* accepted;       /* [max_batch] by active slot: how many of its samples are accepted, at least 1 */
   int32_t* num_drafts;     /* [max_batch] by slot: number of draft tokens, which may follow the slot's next token */

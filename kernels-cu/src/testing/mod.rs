@@ -181,6 +181,7 @@ pub fn call_kernel(
         next_token: pad.next_token.as_mut_ptr(),
         top_token: pad.top_token.as_mut_ptr(),
         top_logprob: pad.top_logprob.as_mut_ptr(),
+        token_logprob: std::ptr::null_mut(),
         active_num_samples: std::ptr::null_mut(),
         accepted: std::ptr::null_mut(),
         num_drafts: std::ptr::null_mut(),

@@ -63,7 +63,7 @@ pub struct Args {
     #[command(flatten)]
     #[allow(missing_docs, reason = "would be shown as help")]
     pub sampling: SamplingArgs,
-    /// Report the K highest log-probabilities of each new token (at most 128).
+    /// Report the log-probability of each new token, and the K highest at its place (at most 128).
     #[arg(long, value_name = "K", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=128), allow_negative_numbers = true, help_heading = OUTPUT)]
     pub logprobs: u32,
     /// Print one JSON object (schema mpk-run/1) instead of text.

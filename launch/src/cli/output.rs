@@ -3,7 +3,7 @@
 use crate::cli::console;
 use crate::cli::program::Failure;
 use crate::engine::user_graph::GraphRun;
-use crate::engine::{Completion, Error, Event, Handle, Info, Stats};
+use crate::engine::{Completion, Error, Event, Handle, Info, Stats, Token};
 use crate::model::app_error::AppError;
 use serde_json::{Map, Value, json};
 
@@ -31,7 +31,7 @@ pub fn print_texts(info: &Info, handles: Vec<Handle>, logprobs: bool) -> Result<
                 excerpt(info, handle.prompt_tokens())
             ))?;
         }
-        let mut tops = Vec::new();
+        let mut tokens = Vec::new();
         for event in handle {
             match &event {
                 Event::Token(token) if info.tokenizer.is_some() => print(&token.text)?,
@@ -42,11 +42,11 @@ pub fn print_texts(info: &Info, handles: Vec<Handle>, logprobs: bool) -> Result<
                 }
             }
             if let (true, Event::Token(token)) = (logprobs, event) {
-                tops.push((token.id, token.logprobs));
+                tokens.push(token);
             }
         }
-        for (number, (id, tops)) in tops.iter().enumerate() {
-            print(&logprobs_line(info, number + 1, *id, tops)?)?;
+        for (number, token) in tokens.iter().enumerate() {
+            print(&logprobs_line(info, number + 1, token)?)?;
         }
     }
     Ok(())
@@ -68,16 +68,17 @@ fn excerpt(info: &Info, tokens: &[u32]) -> String {
     }
 }
 
-/// One line for a token: its number, and the tokens with the highest log-probabilities.
-fn logprobs_line(info: &Info, number: usize, id: u32, tops: &[(u32, f32)]) -> Result<String, AppError> {
+/// One line for a token: its number, its log-probability, and the tokens with the highest log-probabilities.
+fn logprobs_line(info: &Info, number: usize, token: &Token) -> Result<String, AppError> {
     let name = |id: u32| -> Result<String, AppError> {
         Ok(match &info.tokenizer {
             Some(tokenizer) => format!("{id} {:?}", tokenizer.decode(&[id])?),
             None => id.to_string(),
         })
     };
-    let mut line = format!("{number:>5}  {}:", name(id)?);
-    for &(id, logprob) in tops {
+    let own = token.logprob.map_or_else(String::new, |logprob| format!(" {logprob:.4}"));
+    let mut line = format!("{number:>5}  {}{own}:", name(token.id)?);
+    for &(id, logprob) in &token.logprobs {
         line.push_str(&format!("  {} {logprob:.4}", name(id)?));
     }
     line.push('\n');
@@ -104,6 +105,7 @@ pub fn json_object(info: &Info, stats: &Stats, answers: &[(Vec<u32>, Completion)
             object.insert("text".into(), json!(text));
             object.insert("finish_reason".into(), json!(answer.reason.name()));
             if !answer.logprobs.is_empty() {
+                object.insert("token_logprobs".into(), json!(answer.token_logprobs));
                 object.insert("logprobs".into(), json!(answer.logprobs));
             }
             Value::Object(object)

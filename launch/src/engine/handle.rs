@@ -18,6 +18,9 @@ pub struct Token {
     /// The text that has become final with this token. It is often empty, because a character may span tokens and a stop string
     /// may have begun.
     pub text: String,
+    /// Its natural log-probability, if the request asked for log-probabilities: of the model's own distribution, before penalties,
+    /// temperature and filters. `None` too if a model family of one's own does not compute it and the token is not among the highest.
+    pub logprob: Option<f32>,
     /// The tokens with the highest log-probabilities, highest first, as many as requested.
     pub logprobs: Vec<(u32, f32)>,
 }
@@ -79,6 +82,8 @@ pub struct Completion {
     pub tokens: Vec<u32>,
     /// The text of the tokens; empty without a tokenizer.
     pub text: String,
+    /// The log-probability of each token ([`Token::logprob`]), if requested.
+    pub token_logprobs: Vec<Option<f32>>,
     /// For each token, the tokens with the highest log-probabilities, if requested.
     pub logprobs: Vec<Vec<(u32, f32)>>,
     /// Why it has ended.
@@ -173,6 +178,7 @@ impl Handle {
         let mut all = Completion {
             tokens: Vec::new(),
             text: String::new(),
+            token_logprobs: Vec::new(),
             logprobs: Vec::new(),
             reason: FinishReason::Cancelled,
             cached_tokens: 0,
@@ -184,6 +190,7 @@ impl Handle {
                     all.tokens.push(token.id);
                     all.text.push_str(&token.text);
                     if !token.logprobs.is_empty() {
+                        all.token_logprobs.push(token.logprob);
                         all.logprobs.push(token.logprobs);
                     }
                 }
@@ -343,7 +350,7 @@ mod tests {
     }
 
     fn token(id: u32, text: &str) -> Token {
-        Token { id, text: text.into(), logprobs: Vec::new() }
+        Token { id, text: text.into(), ..Token::default() }
     }
 
     fn put(channel: &Channel, token: Token) {

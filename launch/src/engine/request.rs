@@ -14,7 +14,7 @@ pub struct Request {
     pub min_new_tokens: u32,
     /// Continue after an end-of-sequence token.
     pub ignore_eos: bool,
-    /// Number of log-probabilities per new token, at most [`RunConfig::logprobs`].
+    /// Number of log-probabilities per new token, at most [`RunConfig::logprobs`]. Above 0, the new token's own one is given, too.
     ///
     /// [`RunConfig::logprobs`]: crate::engine::RunConfig::logprobs
     pub logprobs: u32,

@@ -64,9 +64,10 @@ impl RequestText {
             }
             _ => Released::default(),
         };
+        let logprob = token.logprob.filter(|_| self.logprobs > 0);
         let best = token.logprobs.into_iter().take(self.logprobs);
         let logprobs = best.map(|(id, logprob)| (id as u32, logprob)).collect();
-        self.untold |= self.channel.token(Token { id, text: released.text, logprobs });
+        self.untold |= self.channel.token(Token { id, text: released.text, logprob, logprobs });
         if released.stopped {
             self.channel.end(FinishReason::Stop, String::new(), None);
         } else if stops {
@@ -141,7 +142,7 @@ mod tests {
     }
 
     fn token(id: i32) -> online::Token {
-        online::Token { id, logprobs: vec![(id, -0.5), (9, -1.5)] }
+        online::Token { id, logprob: Some(-2.5), logprobs: vec![(8, -0.5), (9, -1.5)] }
     }
 
     #[test]
@@ -155,7 +156,7 @@ mod tests {
         sink.end(End::Finished(Finish::Cancelled));
         let all = handle.wait();
         assert_eq!((all.tokens, all.reason), (vec![5, 2, 4, 5], FinishReason::Stop));
-        assert_eq!(all.logprobs[3], [(5, -0.5)]);
+        assert_eq!((&all.logprobs[3][..], all.token_logprobs[3]), (&[(8, -0.5)][..], Some(-2.5)));
     }
 
     #[test]
@@ -167,6 +168,7 @@ mod tests {
         sink.end(End::Lost("rank 1 is lost".into()));
         let all = handle.wait();
         assert_eq!((all.tokens, all.reason), (vec![5], FinishReason::Error));
+        assert_eq!(all.token_logprobs, [], "it asked for none");
         assert_eq!(all.error.map(|error| error.exit_status()), Some(4));
     }
 }

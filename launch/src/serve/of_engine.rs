@@ -43,7 +43,7 @@ pub fn serve(
         ignore_eos: true,
         logprobs: Some(logprobs).filter(|&most| most > 0),
     };
-    let backend = Box::new(OfEngine { engine: Arc::clone(engine), logprobs });
+    let backend = Box::new(OfEngine { engine: Arc::clone(engine) });
     Some(Loaded { backend, model, capabilities, tokenizer: info.tokenizer.clone(), template })
 }
 
@@ -63,17 +63,12 @@ fn defaults(params: &SamplingParams) -> Sampling {
 
 struct OfEngine {
     engine: Arc<Engine>,
-    /// The number of log-probabilities that the engine computes for each token.
-    logprobs: u32,
 }
 
 impl Backend for OfEngine {
     fn submit(&self, requests: Vec<Submission>) -> Result<Vec<Events>, Refusal> {
         let shown: Vec<Option<u32>> = requests.iter().map(|request| request.logprobs).collect();
-        let handles = self
-            .engine
-            .submit_all(requests.into_iter().map(|submission| request(submission, self.logprobs)).collect())
-            .map_err(refusal)?;
+        let handles = self.engine.submit_all(requests.into_iter().map(request).collect()).map_err(refusal)?;
         Ok(handles.into_iter().zip(shown).map(|(handle, shown)| events(handle, shown)).collect())
     }
 
@@ -94,7 +89,7 @@ impl Backend for OfEngine {
     }
 }
 
-fn request(submission: Submission, most_logprobs: u32) -> Request {
+fn request(submission: Submission) -> Request {
     let Submission {
         prompt,
         max_new_tokens,
@@ -110,9 +105,8 @@ fn request(submission: Submission, most_logprobs: u32) -> Request {
         min_new_tokens,
         ignore_eos,
         whole,
-        // The chosen token's log-probability is found among the best tokens. All of them are read, because sampling
-        // often chooses a token that is not among the requested ones.
-        logprobs: logprobs.map_or(0, |_| most_logprobs),
+        // With 0, the engine would not give the chosen token's own log-probability.
+        logprobs: logprobs.map_or(0, |shown| shown.max(1)),
         stop,
         stop_token_ids,
         sampling: SamplingParams {
@@ -141,9 +135,7 @@ fn refusal(error: Error) -> Refusal {
 fn events(handle: Handle, shown: Option<u32>) -> Events {
     Box::pin(StreamExt::map(handle, move |event| match event {
         engine::Event::Token(token) => {
-            let engine::Token { id, text, logprobs: mut top } = token;
-            let logprob =
-                shown.and_then(|_| top.iter().find(|(best, _)| *best == id).map(|&(_, logprob)| logprob));
+            let engine::Token { id, text, logprob, logprobs: mut top } = token;
             top.truncate(shown.unwrap_or(0) as usize);
             Event::Token(Token { id, text, logprob, top })
         }

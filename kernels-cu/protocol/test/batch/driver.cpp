@@ -113,7 +113,7 @@ Driven drive(const Scenario& scenario, const Expected& expected, bool early, boo
   for (auto& array : per_sample) array.assign(most_samples, -1);
   std::vector<int32_t> drafts(scenario.max_batch * scenario.max_drafts + 1, -1), num_drafts(scenario.max_batch, 0);
   std::vector<int32_t> top_token(most_samples * scenario.top_k + 1);
-  std::vector<float> top_logprob(most_samples * scenario.top_k + 1);
+  std::vector<float> top_logprob(most_samples * scenario.top_k + 1), token_logprob(most_samples);
   mpk_batch batch{};
   batch.row_token = row_token.data();
   batch.row_active = row_active.data();
@@ -129,6 +129,9 @@ Driven drive(const Scenario& scenario, const Expected& expected, bool early, boo
   batch.page_table = page_table.data();
   batch.top_token = top_token.data();
   batch.top_logprob = top_logprob.data();
+  /* Without it, the token is looked up among the top_k. */
+  const bool own_logprob = scenario.seed % 2 == 0;
+  if (own_logprob) batch.token_logprob = token_logprob.data();
   if (scenario.max_drafts != 0) {
     batch.accepted = per_slot[5].data();
     batch.num_drafts = num_drafts.data();
@@ -136,12 +139,13 @@ Driven drive(const Scenario& scenario, const Expected& expected, bool early, boo
   }
   std::vector<mpk_request_output> request_outputs(table);
   std::vector<int32_t> tokens(table * output_room, -1), top_tokens(tokens.size() * (scenario.top_k + 1), -1);
-  std::vector<float> top_logprobs(top_tokens.size(), 1);
+  std::vector<float> top_logprobs(top_tokens.size(), 1), token_logprobs(tokens.size(), 1);
   mpk_batch_output output{};
   output.requests = request_outputs.data();
   output.tokens = tokens.data();
   output.top_tokens = top_tokens.data();
   output.top_logprobs = top_logprobs.data();
+  output.token_logprobs = token_logprobs.data();
   std::vector<uint64_t> batch_private(mpk_batch_private_bytes(&config) / 8 + 1, 0);
   mpk_control control{};
   uint8_t* sym[1] = {reinterpret_cast<uint8_t*>(&control)};
@@ -162,6 +166,9 @@ Driven drive(const Scenario& scenario, const Expected& expected, bool early, boo
   /* The host's part: checks what an entry of the table has yielded once its request has ended; then the entry is
    * free. */
   std::vector<bool> checked(count, false);
+  /* Even tokens are the last ones of their list, odd ones are not listed. */
+  auto top_of = [&](int32_t token, uint32_t k) { return token % 2 == 0 && k + 1 == scenario.top_k ? token : token * 100 + static_cast<int32_t>(k) + 1; };
+  auto own_of = [](int32_t token) { return -0.25f * static_cast<float>(token) - 1.0f; };
   auto drain = [&](uint32_t number) {
     const uint32_t r = holder[number];
     if (r == UINT32_MAX || request_outputs[number].finish == MPK_RUNNING) return;
@@ -172,9 +179,14 @@ Driven drive(const Scenario& scenario, const Expected& expected, bool early, boo
       const size_t place = requests[number].first_output + i;
       CHECK(tokens[place] == expected.tokens[r][i], "request %u token %u", r, i);
       for (uint32_t k = 0; k < scenario.top_k; ++k) {
-        CHECK(top_tokens[place * scenario.top_k + k] == tokens[place] * 100 + static_cast<int32_t>(k), "top token");
+        CHECK(top_tokens[place * scenario.top_k + k] == top_of(tokens[place], k), "top token");
         CHECK(top_logprobs[place * scenario.top_k + k] == -static_cast<float>(tokens[place] + static_cast<int32_t>(k)), "top log-probability");
       }
+      if (scenario.top_k == 0) continue;
+      const float logprob = token_logprobs[place];
+      if (own_logprob) CHECK(logprob == own_of(tokens[place]), "log-probability %f", static_cast<double>(logprob));
+      else if (tokens[place] % 2 == 0) CHECK(logprob == -static_cast<float>(tokens[place] + static_cast<int32_t>(scenario.top_k) - 1), "log-probability %f from the list", static_cast<double>(logprob));
+      else CHECK(logprob != logprob, "log-probability %f of a token that is not listed", static_cast<double>(logprob));
     }
     checked[r] = true;
     holder[number] = UINT32_MAX;
@@ -229,6 +241,7 @@ Driven drive(const Scenario& scenario, const Expected& expected, bool early, boo
     std::fill(per_sample[2].begin(), per_sample[2].end(), -5);
     std::fill(top_token.begin(), top_token.end(), -5);
     std::fill(top_logprob.begin(), top_logprob.end(), 5.0f);
+    std::fill(token_logprob.begin(), token_logprob.end(), 5.0f);
     const std::vector<mpk_request_output> before = request_outputs;
     const uint32_t bell = control.bell, taken = output.entries_taken;
     mpk::hand_out(&rank);
@@ -289,8 +302,9 @@ Driven drive(const Scenario& scenario, const Expected& expected, bool early, boo
         CHECK(batch.sample_row[samples] == static_cast<int32_t>(of_row) && batch.sample_active[samples] == static_cast<int32_t>(a), "step %zu: sample %u", i, samples);
         const int32_t token = sampled(share.request, share.first + share.count - of_slot + s, row_token[of_row]);
         batch.next_token[samples] = token;
+        token_logprob[samples] = own_of(token);
         for (uint32_t k = 0; k < scenario.top_k; ++k) {
-          top_token[samples * scenario.top_k + k] = token * 100 + static_cast<int32_t>(k);
+          top_token[samples * scenario.top_k + k] = top_of(token, k);
           top_logprob[samples * scenario.top_k + k] = -static_cast<float>(token + static_cast<int32_t>(k));
         }
         if (accepted == s && (s == 0 || row_token[of_row] == batch.next_token[samples - 1])) ++accepted;

@@ -3,6 +3,7 @@
 use super::options::{GraphOptions, dtype, names};
 use crate::model::hf_config::ModelConfig;
 use crate::model::model_json::{Embedding, Sizes};
+use kernels_cu::abi::MPK_LOG_SUM_WORDS;
 use kernels_cu::tasks::attention::{kv_dims, kv_region_dims, kv_sharding};
 use kernels_cu::tasks::sample_partial;
 use serde_json::json;
@@ -178,10 +179,23 @@ impl Builder<'_> {
             outputs.push(self.persistent("batch.top_token", DType::I32, vec![batch, top]));
             outputs.push(self.persistent("batch.top_logprob", DType::F32, vec![batch, top]));
         }
-        let best = json!({"top_k": options.top_k});
+        // A sampled token need not be among the highest, so its log-probability is computed on its own.
+        let log_sum = (options.sampling && options.top_k > 0)
+            .then(|| self.persistent("argmax.log_sum", DType::U32, vec![batch, MPK_LOG_SUM_WORDS.into()]));
+        outputs.extend(log_sum);
+        let best = match log_sum {
+            Some(_) => json!({"top_k": options.top_k, "log_sum": true}),
+            None => json!({"top_k": options.top_k}),
+        };
         self.graph.op_into("argmax_reduce", "argmax_reduce", &[partials], &outputs, attrs(best));
         if let Some(drawn) = drawn {
             self.sample_rest(options, drawn, best_token, next_token);
+        }
+        if let Some(log_sum) = log_sum {
+            let slices = attrs(json!({"slices": options.ranks}));
+            let logit = self.graph.op("token_logit", "token_logit", &[next_token, logits], slices);
+            let logprob = self.persistent("batch.token_logprob", DType::F32, vec![batch]);
+            self.graph.op_into("token_logprob", "token_logprob", &[logit, log_sum], &[logprob], Attrs::new());
         }
     }
 

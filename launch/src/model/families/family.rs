@@ -11,7 +11,9 @@ pub trait Family: Architecture {
     /// The op graph of one iteration for `capacity`.
     ///
     /// Its weights name the tensors of the checkpoint. It reads the batch and writes the tensor `batch.next_token`,
-    /// like [`decoder::op_graph`], which is the default.
+    /// like [`decoder::op_graph`], which is the default. With `options.top_k` above 0 it also writes `batch.top_token` and
+    /// `batch.top_logprob`. A graph whose tokens need not be the best ones also writes `batch.token_logprob`; without that tensor,
+    /// the log-probability of a token that is not among the `top_k` best is not known.
     fn op_graph(
         &self,
         config: &ModelConfig,
