@@ -437,7 +437,7 @@ def main():
             Path(options.json).write_text(json.dumps({"schema": "mpk-bench-serve/1", "token_path": result}, indent=1) + "\n")
         sys.exit(0 if good else 1)
     three = f"{'p50':>7} {'p90':>7} {'p99':>7}"
-    print(f"{'':52}{'first token, ms':>23}  {'between tokens, ms':>23}  {'whole, ms':>23} {'answered per second':>18}")
+    print(f"{'':52}{'first token, ms':>23}  {'between tokens, ms':>23}  {'whole, ms':>23} {'answers per s':>17}")
     print(f"{'server':16} {'mix':14} {'rate/s':>6} {'sent':>5} {'failed':>6}  {three}  {three}  {three}  requests   tokens")
     results = []
     starters = [lambda: ours(options)] if not options.url else []

@@ -13,8 +13,8 @@ named parts, or all of them:
   cases    every family, placements, lowerings, batches and prompts in chunks: the tokens of Hugging Face transformers, and the same
            bits as on one node; in one case, every access of every task is checked (MPK_SANITIZE)
   slow     the same over a network with 20 ms of delay and jitter, and over one that loses 1 % of the packets
-  faults   a cut link (also at the first contact), a frozen node, a killed rank (also while loading), a stopped proxy, and killed
-           mpirun and daemon: every rank ends within the deadline and 10 s with status 4 and says which node is gone. No process is
+  faults   a cut link (also at the first contact), a frozen node, a killed rank (also while loading), a stopped proxy, a killed
+           mpirun, a killed daemon: every rank ends within the deadline and 10 s with status 4 and says which node is gone. No process is
            left, and no file in temporary folders or shared memory
   signals  SIGINT and SIGTERM to mpirun and to ranks of mpk-run and mpk-serve while they load: every rank ends within the same time,
            one says which signal it was, and no process or file is left

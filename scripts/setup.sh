@@ -15,7 +15,7 @@ ends with exit status 3. It is quick if nothing is missing.
               in the same folder). Needs no GPU and no driver. The compiled models need a driver of CUDA 13 (580 or later)
   --cuda12    the same for drivers of CUDA 12 (525 or later): NVSHMEM for CUDA 12 from PyPI into .setup/nvidia (about 75 MB), and
               the compiler of a CUDA toolkit 12.4 or later on this machine. PyPI has no such compiler; if this machine has none,
-              it prints the commands that install NVIDIA's toolkit
+              setup.sh prints the commands that install NVIDIA's toolkit
   --nvshmem   only the part of --cuda that the tests of the nvshmem-sys crate need: NVSHMEM's and CUDA's headers
               and NVSHMEM's libraries (about 65 MB)
   --deny      also cargo-deny, built with cargo into .setup/bin, pinned (under two minutes on 2 cores)

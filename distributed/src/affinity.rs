@@ -5,13 +5,13 @@ use crate::launcher::{self, Place, is_started_by_srun, launched_by_mpi};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use std::sync::OnceLock;
 
-/// The cores of this rank, and whether ranks must share them.
+/// The cores of this rank, and how many ranks share them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cores {
     /// Core numbers.
     pub own: Vec<usize>,
-    /// True if a core belongs to several ranks.
-    pub shared: bool,
+    /// The most ranks that one of them belongs to: 1 if they are this rank's alone.
+    pub sharers: usize,
 }
 
 /// The part of rank `rank` in the cores that `ranks` ranks have together: contiguous shares, or one shared core per rank if there are
@@ -21,10 +21,10 @@ pub(crate) fn share(allowed: &[usize], rank: usize, ranks: usize) -> Cores {
     if ranks <= n {
         Cores {
             own: allowed[n * rank / ranks..(n * (rank + 1) / ranks).min(allowed.len())].to_vec(),
-            shared: false,
+            sharers: 1,
         }
     } else {
-        Cores { own: vec![allowed[rank * n / ranks]], shared: true }
+        Cores { own: vec![allowed[rank * n / ranks]], sharers: ranks.div_ceil(n) }
     }
 }
 
@@ -33,8 +33,8 @@ pub(crate) fn share_sets(sets: &[Vec<usize>], rank: usize) -> Cores {
     let same = |other: &Vec<usize>| *other == sets[rank];
     let before = sets[..rank].iter().filter(|set| same(set)).count();
     let mut cores = share(&sets[rank], before, sets.iter().filter(|set| same(set)).count());
-    let overlaps = |set: &Vec<usize>| !same(set) && set.iter().any(|core| cores.own.contains(core));
-    cores.shared |= sets.iter().any(overlaps);
+    let overlaps = |set: &&Vec<usize>| !same(set) && set.iter().any(|core| cores.own.contains(core));
+    cores.sharers += sets.iter().filter(overlaps).count();
     cores
 }
 
@@ -66,6 +66,9 @@ const YIELD: &str = "OMPI_MCA_mpi_yield_when_idle";
 /// # Safety
 /// No other thread runs yet: the environment changes.
 pub unsafe fn yield_in_mpi() {
+    if is_started_by_srun() {
+        return; // which ranks share cores is not known before MPI's start
+    }
     let ranks = Place::from_environment().local_size.unwrap_or(1) as usize;
     // A single rank has no other rank to yield to, however few cores there are, so the launcher need not be asked.
     if ranks > 1 && ranks > allowed() && std::env::var_os(YIELD).is_none() {
@@ -74,12 +77,12 @@ pub unsafe fn yield_in_mpi() {
     }
 }
 
-/// Number of cores of this machine that the job may use.
+/// Number of cores of this machine that the job may use; under srun, only those of this rank.
 pub fn allowed() -> usize {
     allowed_cores().len()
 }
 
-/// Lets the calling thread use all cores of the job on this machine, even if the launcher has bound it.
+/// Lets the calling thread use all cores of the job on this machine, even if mpirun has bound it; under srun, those of this rank.
 pub fn unbind() {
     bind(&allowed_cores());
 }
@@ -140,7 +143,7 @@ mod tests {
             let all: Vec<usize> = (0..ranks).flat_map(|r| share(&allowed, r, ranks).own).collect();
             assert_eq!(all, allowed);
         }
-        assert_eq!(share(&[0, 1], 7, 8), Cores { own: vec![1], shared: true });
+        assert_eq!(share(&[0, 1], 7, 8), Cores { own: vec![1], sharers: 4 });
     }
 
     #[test]
@@ -149,12 +152,12 @@ mod tests {
         let own = |lists: &[&str], rank: usize| share_sets(&sets(lists), rank);
         let bound = ["0-1", "2-3", "8-9"];
         for (rank, list) in bound.iter().enumerate() {
-            assert_eq!(own(&bound, rank), Cores { own: parse_list(list), shared: false });
+            assert_eq!(own(&bound, rank), Cores { own: parse_list(list), sharers: 1 });
         }
-        assert_eq!(own(&["4-7"; 2], 1), Cores { own: vec![6, 7], shared: false });
-        assert_eq!(own(&["4", "4", "5"], 1), Cores { own: vec![4], shared: true });
-        assert_eq!(own(&["0-3", "2"], 1), Cores { own: vec![2], shared: true });
-        assert_eq!(own(&["0-3", "5"], 0), Cores { own: vec![0, 1, 2, 3], shared: false });
+        assert_eq!(own(&["4-7"; 2], 1), Cores { own: vec![6, 7], sharers: 1 });
+        assert_eq!(own(&["4", "4", "5"], 1), Cores { own: vec![4], sharers: 2 });
+        assert_eq!(own(&["0-3", "2"], 1), Cores { own: vec![2], sharers: 2 });
+        assert_eq!(own(&["0-3", "5"], 0), Cores { own: vec![0, 1, 2, 3], sharers: 1 });
         let cores = parse_list("0-1,63-64,1023");
         assert_eq!(from_mask(&to_mask(&cores)), cores);
     }

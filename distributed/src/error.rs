@@ -313,10 +313,10 @@ impl Error {
                 "check that mpirun and libmpi belong to the same installation (`mpirun --version`)"
             }
             Error::TasksAlone { .. } => {
-                "start them as one job: `srun --mpi=pmix` (`srun --mpi=list` shows what Slurm offers); for independent runs, unset SLURM_STEP_NUM_TASKS in each task"
+                "start them as one job: `srun --mpi=pmix` (`srun --mpi=list` shows what Slurm offers); for independent runs, start each with `env -u SLURM_STEP_NUM_TASKS`"
             }
             Error::OtherMpi { .. } => {
-                "start the job with that library's mpirun, or build the program with the launcher's library (docs/multi-node.md)"
+                "start the job with that library's mpirun, or build the program with the launcher's library, such as `MPICC=mpicc.mpich cargo build --release` (docs/multi-node.md)"
             }
             Error::ThreadLevel { .. } => {
                 "use an MPI library that does (Open MPI: `ompi_info | grep MPI_THREAD_MULTIPLE`), or start all ranks on one node"

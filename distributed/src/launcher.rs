@@ -19,9 +19,9 @@ pub fn ranks_here() -> Option<u32> {
     local.or_else(launched_ranks)
 }
 
-/// True on the job's first process and without a launcher.
+/// True on the job's first process, and on every process that belongs to no job.
 pub fn is_first() -> bool {
-    Place::from_environment().rank == 0
+    !launched_by_mpi() || Place::from_environment().rank == 0
 }
 
 /// The number of this process's peers, with itself, if srun started them without MPI. Each would run the whole model.
@@ -64,29 +64,27 @@ impl Place {
 
     fn read(variables: Environment<'_>) -> Place {
         let number = |name: &str| variables(name)?.parse::<u32>().ok();
-        let set = |name: &str| variables(name).is_some();
-        // Launchers may run inside each other's jobs: mpirun starts its daemons with srun, so its ranks have Slurm's variables too,
-        // but those describe a daemon. The innermost launcher counts.
-        let (rank, size, local_rank, local_size) = if set("OMPI_COMM_WORLD_SIZE") {
-            (
+        let rank = number("PMIX_RANK").or_else(|| number("PMI_RANK"));
+        let (rank, size, local_rank, local_size) = match Launcher::find(variables) {
+            Launcher::OpenMpi => (
                 number("OMPI_COMM_WORLD_RANK"),
                 number("OMPI_COMM_WORLD_SIZE"),
                 number("OMPI_COMM_WORLD_LOCAL_RANK"),
                 number("OMPI_COMM_WORLD_LOCAL_SIZE"),
-            )
-        } else if set("MPI_LOCALNRANKS") {
-            // Hydra: MPICH and Intel MPI.
-            (number("PMI_RANK"), number("PMI_SIZE"), number("MPI_LOCALRANKID"), number("MPI_LOCALNRANKS"))
-        } else if of_srun(variables) {
-            (
+            ),
+            Launcher::Hydra => (
+                number("PMI_RANK").or(rank),
+                number("PMI_SIZE"),
+                number("MPI_LOCALRANKID"),
+                number("MPI_LOCALNRANKS"),
+            ),
+            Launcher::Srun => (
                 number("SLURM_PROCID"),
                 number("SLURM_STEP_NUM_TASKS"),
                 number("SLURM_LOCALID"),
                 tasks_here(variables),
-            )
-        } else {
-            let rank = number("PMIX_RANK").or_else(|| number("PMI_RANK"));
-            (rank, number("PMI_SIZE"), number("PMI_LOCAL_RANK"), number("PMI_LOCAL_SIZE"))
+            ),
+            Launcher::Other => (rank, number("PMI_SIZE"), number("PMI_LOCAL_RANK"), number("PMI_LOCAL_SIZE")),
         };
         Place {
             rank: rank.unwrap_or(0),
@@ -98,23 +96,46 @@ impl Place {
     }
 }
 
+/// Which launcher started this process, with or without MPI.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Launcher {
+    /// Open MPI's mpirun.
+    OpenMpi,
+    /// mpiexec of MPICH or Intel MPI.
+    Hydra,
+    /// srun, as a task of a job step. A batch script, and a shell of `salloc`, have no step.
+    Srun,
+    /// Another one, or none.
+    Other,
+}
+
+impl Launcher {
+    /// Launchers may run inside each other's jobs: mpirun starts its daemons with srun, so its ranks have Slurm's variables too, but
+    /// those describe a daemon. The innermost launcher counts.
+    fn find(variables: Environment<'_>) -> Launcher {
+        let set = |name: &str| variables(name).is_some();
+        match () {
+            () if set("OMPI_COMM_WORLD_SIZE") => Launcher::OpenMpi,
+            () if set("MPI_LOCALNRANKS") => Launcher::Hydra,
+            () if ["SLURM_PROCID", "SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS"].into_iter().all(set) => {
+                Launcher::Srun
+            }
+            () => Launcher::Other,
+        }
+    }
+}
+
 fn of_mpi(variables: Environment<'_>) -> bool {
     LAUNCHER_VARIABLES.iter().any(|name| variables(name).is_some())
 }
 
-/// True if srun started this process as a task of a job step. A batch script, and a shell of `salloc`, have no step.
-fn of_srun(variables: Environment<'_>) -> bool {
-    ["SLURM_PROCID", "SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS"].iter().all(|name| variables(name).is_some())
-}
-
 /// True if srun itself started this process as a rank of an MPI job.
 pub(crate) fn is_started_by_srun() -> bool {
-    let other = ["OMPI_COMM_WORLD_SIZE", "MPI_LOCALNRANKS"].iter().any(|name| variable(name).is_some());
-    launched_by_mpi() && of_srun(&variable) && !other
+    launched_by_mpi() && Launcher::find(&variable) == Launcher::Srun
 }
 
 fn tasks_alone(variables: Environment<'_>) -> Option<u32> {
-    let alone = of_srun(variables) && !of_mpi(variables);
+    let alone = Launcher::find(variables) == Launcher::Srun && !of_mpi(variables);
     variables("SLURM_STEP_NUM_TASKS")?.parse().ok().filter(|&tasks| alone && tasks > 1)
 }
 
@@ -138,9 +159,8 @@ fn tasks_here(variables: Environment<'_>) -> Option<u32> {
 fn job_name(variables: Environment<'_>) -> String {
     const IDENTITY: [&str; 4] = ["PMIX_NAMESPACE", "PMIX_SERVER_URI2", "SLURM_JOB_ID", "SLURM_STEP_ID"];
     // An allocation may contain several jobs. A step of srun may be a shell in which several jobs are started.
-    let named = variables("PMIX_NAMESPACE").is_some()
-        || variables("SLURM_STEP_ID").is_some() && variables("MPI_LOCALNRANKS").is_none();
-    if !named {
+    let jobs_own = ["PMIX_NAMESPACE", "SLURM_STEP_ID"].iter().any(|name| variables(name).is_some());
+    if Launcher::find(variables) == Launcher::Hydra || !jobs_own {
         // Launchers that name no job start the ranks of a node from one process.
         return format!(
             "process-{}",
@@ -219,7 +239,6 @@ mod tests {
     #[test]
     fn tasks_of_srun_without_mpi_are_noticed() {
         assert_eq!(tasks_alone(&environment(TASK)), Some(5));
-        assert_eq!(place(TASK).0, 3, "one of them reports it");
         assert_eq!(tasks_alone(&environment(&TASK.replace("NUM_TASKS=5", "NUM_TASKS=1"))), None);
         assert_eq!(tasks_alone(&environment(BATCH)), None, "a batch script is no task");
         assert_eq!(place(BATCH), (0, 0, None, None));
@@ -233,6 +252,8 @@ mod tests {
         assert_eq!(place(&format!("{TASK} {ompi} PMIX_RANK=6")), (6, 8, Some(2), Some(4)));
         let hydra = "PMI_RANK=6 PMI_SIZE=8 MPI_LOCALRANKID=2 MPI_LOCALNRANKS=4";
         assert_eq!(place(&format!("{TASK} {hydra}")), (6, 8, Some(2), Some(4)));
+        let with_pmix = "PMIX_RANK=6 PMI_SIZE=8 MPI_LOCALRANKID=2 MPI_LOCALNRANKS=4";
+        assert_eq!(place(with_pmix), (6, 8, Some(2), Some(4)));
         assert_eq!(place("PMI_RANK=1 PMI_SIZE=2"), (1, 2, None, None));
     }
 
@@ -244,7 +265,7 @@ mod tests {
         };
         assert_ne!(pmix(0), pmix(1));
         // In one step of srun, Hydra may start several jobs.
-        let hydra = name("SLURM_JOB_ID=2 SLURM_STEP_ID=0 MPI_LOCALNRANKS=2");
+        let hydra = name("PMIX_NAMESPACE=slurm.pmix.2.0 SLURM_JOB_ID=2 SLURM_STEP_ID=0 MPI_LOCALNRANKS=2");
         assert!(hydra.starts_with("process-"), "{hydra}");
     }
 }

@@ -85,6 +85,10 @@ impl World {
             let library = mpi_library();
             let first = library.split([',', '\n']).next().unwrap_or_default();
             let library = first.split_whitespace().collect::<Vec<_>>().join(" ");
+            // The others end for the same reason, and must not take this process's end for a loss.
+            if let Some(watch) = &world.watch {
+                watch.has_left();
+            }
             return Err(Error::OtherMpi { started, library });
         }
         let node = node.unwrap_or_else(|| {
@@ -191,7 +195,7 @@ impl World {
         self.mpi.as_ref().map_or(1, |m| m.node.size() as u32)
     }
 
-    /// The cores of this rank. mpirun's binding is ignored, because it ties a rank to one core.
+    /// The cores of this rank. mpirun's binding is ignored, because it ties a rank to one core; srun's is not.
     pub fn cores(&self) -> Cores {
         self.mpi
             .as_ref()
@@ -334,7 +338,7 @@ impl World {
             Some(limit) => watch.wait_within(limit),
             None => watch.wait(),
         };
-        let messages = Messages { ranks: &mpi.world, watch, shared_cores: mpi.cores.shared };
+        let messages = Messages { ranks: &mpi.world, watch, shared_cores: mpi.cores.sharers > 1 };
         Some(Meeting::new(messages, &self.nodes, self.rank(), step, waiting))
     }
 

@@ -1,5 +1,5 @@
 /* The batch step of a *steady* iteration, which changes only positions: every request in a slot has one more token, and
- * no request arrives, ends, needs a page or has drafts. Decoding consists of such iterations. A team of threads takes
+ * no request joins, ends, needs a page or has drafts. Decoding consists of such iterations. A team of threads takes
  * the slots side by side: on a GPU, a single thread needs more than a microsecond per slot, because each of its loads
  * waits for memory.
  *
@@ -77,7 +77,7 @@ MPK_DEVICE bool is_steady(const Team& team, const mpk_rank* rank, uint32_t entri
   return team.vote(changes) == 0;
 }
 
-/* Advances all slots by a token, and their rows in mpk_batch by a position. Returns a digest of the new tokens. The
+/* Advances all slots by a token, and their rows in mpk_batch by a position. Returns a digest of the slots' new state. The
  * leader then calls end_steady_step after a barrier of the team. */
 template <typename Team>
 MPK_DEVICE uint64_t steady_step(const Team& team, const mpk_rank* rank) {

@@ -255,7 +255,7 @@ class Check:
 
     def cuda_program(self, name, environment=None, timeout=60):
         """Builds scripts/gpu/NAME.cu for this machine's GPU and runs it. Returns its output (a JSON object per line)
-        and the command. None if there is no nvcc."""
+        and the result of the last command: nvcc's if the build failed, otherwise the program's. None if there is no nvcc."""
         nvcc = find_nvcc()
         if nvcc is None:
             return None

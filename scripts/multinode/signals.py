@@ -11,7 +11,7 @@ from pathlib import Path
 from cluster import REPOSITORY, Cluster
 from faults import DEADLINE, LIMIT, endless, nothing_left
 
-# How long the own work of the slow rank takes, in milliseconds. All other ranks wait for it. Longer than any test
+# How long the slow rank's own work takes, in milliseconds. All other ranks wait for it. It is longer than any test
 # waits.
 PAUSE = 30_000
 # The step before the first messages between nodes.

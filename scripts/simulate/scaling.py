@@ -18,9 +18,9 @@ LAYERS = (2, 4)
 LOWERINGS = ["one-shot", "two-shot", "copy-reduce", "hierarchical"]
 # Name of a line: cluster file, GPUs per node.
 FABRICS = {
-    "NVLink + InfiniBand, 8 a node": ("h200-infiniband.json", 8),
-    "NVLink + InfiniBand, 4 a node": ("h200-infiniband.json", 4),
-    "NVLink + Ethernet, 8 a node": ("h200-ethernet.json", 8),
+    "NVLink + InfiniBand, 8 per node": ("h200-infiniband.json", 8),
+    "NVLink + InfiniBand, 4 per node": ("h200-infiniband.json", 4),
+    "NVLink + Ethernet, 8 per node": ("h200-ethernet.json", 8),
 }
 MODELS = ["qwen3-8b", "qwen3-32b", "llama3-70b"]
 RANKS = [1, 2, 4, 8, 16, 32, 64]

@@ -270,7 +270,7 @@ pub trait TaskType: Debug + Send + Sync {
         false
     }
 
-    /// Pairs of an input and an output that may share memory if no other task reads the input afterwards. A task must
+    /// Pairs of an input and an output that may share memory if no later operator reads the input. A task must
     /// read from that input only the elements that it writes to that output, each before it is written.
     fn may_overwrite(&self) -> &'static [(usize, usize)] {
         &[]

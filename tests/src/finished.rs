@@ -5,7 +5,7 @@ use crate::run_json::RunJson;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// The processes, files and shared memory that a job left.
+/// How a job ended, what it printed, and which processes and files it left.
 #[derive(Debug)]
 pub struct Finished {
     /// The command line.

@@ -69,22 +69,23 @@ impl Emulator {
 
     /// The same as a job with any number of ranks, which share the GPU.
     fn run_as(&self, job: Job, model: &ModelFile, arguments: &[&str], toolkit: &Path) -> RunJson {
+        let found = self.job(job.arg(model.path()).args(arguments), toolkit).run_json();
+        assert_eq!(found.backend, "cuda");
+        found
+    }
+
+    /// This job on the emulated GPU.
+    fn job(&self, job: Job, toolkit: &Path) -> Job {
         let text = |path: &Path| path.display().to_string();
         let others = std::env::var("LD_LIBRARY_PATH").unwrap_or_default();
-        let cache = tempfile::tempdir_in(self.folder.path()).expect("a temporary folder");
-        let found = job
-            .arg(model.path())
-            .args(["--backend", "cuda", "--deadline", "200"])
-            .args(arguments)
+        let cache = tempfile::tempdir_in(self.folder.path()).expect("a temporary folder").keep();
+        job.args(["--backend", "cuda", "--deadline", "200"])
             .env("LD_LIBRARY_PATH", &format!("{}:{others}", text(self.folder.path())))
             .env("CUDA_HOME", &text(toolkit))
             .env("MPK_EMULATOR_NVCC", &text(&self.nvcc))
-            .env("MPK_CACHE_DIR", &text(cache.path()))
+            .env("MPK_CACHE_DIR", &text(&cache))
             .env("MPK_DEBUG_POISON", "1")
             .timeout(Duration::from_secs(280))
-            .run_json();
-        assert_eq!(found.backend, "cuda");
-        found
     }
 }
 
@@ -329,4 +330,25 @@ fn attention_tasks_of_several_slots_are_those_of_the_cpu() {
     // Both round to bf16.
     let found = emulator.run(&model, &["--workers", "4"], &toolkit());
     assert_eq!(differing(&found, &on_cpu(&model, &[]), 0.01), Vec::<String>::new());
+}
+
+/// Keys and values come through the same ring as weights, but `mpk-bench stream` counts weights. It gives no figures if the kernel has not
+/// streamed exactly the graph's weights.
+#[test]
+fn keys_and_values_do_not_count_as_streamed_weights() {
+    let Some(emulator) = Emulator::new() else { return };
+    let config = json!({
+        "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_size": 128, "intermediate_size": 128,
+        "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 64,
+        "vocab_size": 256, "max_position_embeddings": 64, "rms_norm_eps": 1e-6, "rope_theta": 10000.0,
+        "tie_word_embeddings": true, "hidden_act": "silu", "attention_bias": false, "dtype": "bfloat16",
+    });
+    // A small chunk needs few kernel variants.
+    let model = ModelFile::random(config, 1).set("page_size", 16).set("runtime", json!({"prefill_chunk": 8}));
+    let path = model.path().display().to_string();
+    let options = ["stream", "--model", &path, "--without", "products", "--context", "24", "--steps", "8"];
+    let job = Job::alone().of("mpk-bench").args(options).args(["--repeats", "1", "--read-rate", "1e9"]);
+    let finished = emulator.job(job, &toolkit()).run().expect(0);
+    let found: Value = serde_json::from_str(finished.stdout.trim()).expect("JSON");
+    assert_eq!(found["variants"][0]["streamed"], "the graph's bytes in every step", "{found}");
 }

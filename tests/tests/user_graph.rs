@@ -341,6 +341,10 @@ fn log_probabilities_of_any_tokens() {
                 let found = outputs(&model, ranks, &["--placement", placement]);
                 close(&found["y"], &expected, &format!("{ranks} ranks, {placement}, split: {split}"));
             }
+            // Slices that no rank writes would hold anything.
+            let refused = Job::new(1).arg(model.path()).run();
+            assert_eq!(refused.status, Some(if ranks == 1 { 0 } else { 2 }), "{}", refused.stderr);
+            assert!(ranks == 1 || refused.stderr.contains("`slices` is"), "{}", refused.stderr);
         }
     }
 }

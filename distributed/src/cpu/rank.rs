@@ -1,6 +1,6 @@
 //! One rank of the CPU target: its memory, and the `mpk_rank` that the protocol uses.
 
-use crate::affinity::{Cores, allowed};
+use crate::affinity::Cores;
 use crate::arrays::{GraphArrays, any_dynamic};
 use crate::common::Common;
 use crate::control::{Control, Parts};
@@ -65,16 +65,15 @@ fn prepare(
 fn sharing(cores: &Cores, threads: usize, proxy: bool) -> u32 {
     let own = cores.own.len();
     match () {
-        () if cores.shared || threads > own => abi::MPK_CORES_FEW,
+        () if cores.sharers > 1 || threads > own => abi::MPK_CORES_FEW,
         () if proxy && threads == own => abi::MPK_CORES_PROXY,
         () => abi::MPK_CORES_ENOUGH,
     }
 }
 
-/// Number of threads that share a core, if each of the node's `ranks` has `threads`.
-fn threads_per_core(cores: &Cores, threads: usize, ranks: u32) -> u32 {
-    let sharers = if cores.shared { (ranks as usize).div_ceil(allowed().max(1)) } else { 1 };
-    (threads * sharers).div_ceil(cores.own.len().max(1)) as u32
+/// Number of threads that share a core, if each rank has `threads`.
+fn threads_per_core(cores: &Cores, threads: usize) -> u32 {
+    (threads * cores.sharers).div_ceil(cores.own.len().max(1)) as u32
 }
 
 impl CpuRank {
@@ -132,7 +131,7 @@ impl CpuRank {
             trace_capacity,
             options: options.clone(),
             oversubscribed: sharing(&cores, workers + schedulers, world.proxy().is_some()),
-            threads_per_core: threads_per_core(&cores, workers + schedulers, world.node_size()),
+            threads_per_core: threads_per_core(&cores, workers + schedulers),
             kernels: kernels.as_ptr() as u64,
             host_abort: 0,
             proxy: world.proxy().map_or(0, |proxy| proxy.ring() as u64),

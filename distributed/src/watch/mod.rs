@@ -202,6 +202,11 @@ impl Watch {
         self.publish();
     }
 
+    /// This process ends, and no other one waits for it.
+    pub(crate) fn has_left(&self) {
+        self.set_state(State::Left);
+    }
+
     fn set_state(&self, state: State) {
         self.0.own.set_state(state);
         self.publish();
@@ -324,7 +329,7 @@ impl Watch {
         }
         drop(waiting);
         self.set_state(State::Left);
-        // This rank may end because its output has no reader any more, that is, because the launcher has ended. The
+        // This rank may end because its output has no reader any more, for example because the launcher has ended. The
         // watch may not have checked the launcher since then.
         if let Some((launcher, _)) = self.lost_launcher() {
             self.clean_up_after(launcher);

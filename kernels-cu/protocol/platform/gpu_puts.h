@@ -5,8 +5,8 @@
  *
  * NVSHMEM's calls may wait. A put, fence or signal to a rank out of reach is a request to NVSHMEM's proxy or to a network card. If
  * a link is dead, the room for requests runs out and the call does not return. Nothing here can bound it. So
- * - no thread begins such a signal once the rank is aborted (`aborted`). If a thread is inside one, all other loops of
- *   the protocol have their own deadlines: the rest of the rank ends, and reports what it waited for;
+ * - no thread begins such a signal once the rank is aborted (`aborted`). If another loop of the protocol waits for a thread
+ *   that is inside one, that wait has its own deadline: the rest of the rank ends, and reports what it waited for;
  * - one thread tells the ranks out of reach of an abort, as its last act (abort_out_of_reach);
  * - the kernel ends only when every call has returned. The host waits for that for a bounded time after the abort, then reports and
  *   ends the process without the kernel (distributed/src/cuda/run.rs). */

@@ -1,4 +1,4 @@
-/* The kernel: one block per worker. Each warp runs its role until the run has stopped. Included behind the jump tables
+/* The kernel: one block per worker. Each warp runs its role until the run has stopped. Included after the jump tables
  * run_code, load_code, bring_code and ready_code. */
 #pragma once
 

@@ -87,7 +87,7 @@ pub const MOST_QUARTERED_ROWS: Knob = Knob {
     name: "wide.most_quartered_rows",
     default: 256,
     candidates: &[128, 256, 512, 2048],
-    about: "most rows of an iteration for which two or four tasks share a tile of 128 rows of the weight",
+    about: "most rows of an iteration for which two or four tasks share every tile of 128 rows of the weight",
 };
 
 /// The fewest columns of a weight that several tasks share if the output is rounded; then the sum of the parts is rounded. If
@@ -96,7 +96,7 @@ pub const LEAST_ROUNDED: Knob = Knob {
     name: "wide.least_rounded_columns",
     default: 4096,
     candidates: &[2048, 4096, 1 << 20],
-    about: "fewest columns of a weight whose tiles of 128 rows two or four tasks share, if the output is rounded to the weight's type",
+    about: "fewest columns of a weight whose tiles of 128 rows two or four tasks share, if there are too few tiles for the workers and the output is rounded to the weight's type",
 };
 
 /// The fewest rows of an iteration for which the last tiles of a product are cut.

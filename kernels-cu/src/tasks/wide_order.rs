@@ -44,8 +44,8 @@ impl Loads {
         }
     }
 
-    /// The cost of adding `tiles`, each (worker, row tile): the sum of the highest loads, then the number of tiles that
-    /// workers with other tiles would get. Lower is better.
+    /// The cost of adding `tiles`, each (worker, row tile): the sum of the highest loads, then the sum of the loads that
+    /// these workers already have. Lower is better.
     fn with(&self, tiles: impl Iterator<Item = (usize, usize)>) -> (u32, u32) {
         let (mut most, mut others) = (self.most.clone(), 0);
         for (worker, row) in tiles {

@@ -168,7 +168,7 @@ fn log_cpu(world: &World, cores: &Cores, why: &str) {
         "backend cpu{why}, {}, {} per rank{}",
         counted(world.size(), "rank"),
         counted(cores.own.len(), "core"),
-        if cores.shared { " (shared)" } else { "" }
+        if cores.sharers > 1 { " (shared)" } else { "" }
     );
 }
 

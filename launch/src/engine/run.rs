@@ -15,7 +15,6 @@ use crate::model::app_error::AppError;
 use crate::model::prompts::{Limits, PromptSource, resolve};
 use distributed::cuda::Transport;
 use distributed::cuda::WarmUp;
-use distributed::launcher::is_first;
 use distributed::online::{Client, Reader, Submission, SubmitError};
 use distributed::plan;
 use distributed::{WatchOptions, World};
@@ -368,10 +367,8 @@ fn engine_thread(
             result
         }
         Err(error) => {
-            // Every process has this error, and they cannot send each other messages.
-            if is_first() {
-                (config.tell)(&error.whole());
-            }
+            // Each process says it: they cannot send each other messages, and the launcher may end the others once one has ended.
+            (config.tell)(&error.whole());
             Err(AppError::from(error).into())
         }
     };

@@ -45,7 +45,7 @@ pub fn parse(model: &ModelJson, graph: &Value) -> Result<Parsed, AppError> {
     Ok(Parsed { graph, sources })
 }
 
-/// Checks that some tensor is wanted: without one, all work is dropped and a run shows nothing.
+/// Checks that some tensor is an output: a run without one shows nothing.
 fn check_outputs(model: &ModelJson, graph: &OpGraph) -> Result<(), AppError> {
     if graph.tensors.iter().any(|tensor| tensor.output) {
         return Ok(());
@@ -53,7 +53,7 @@ fn check_outputs(model: &ModelJson, graph: &OpGraph) -> Result<(), AppError> {
     let last = graph.ops.last().and_then(|op| op.outputs.first()).map(|&t| &graph.tensors[t as usize].name);
     let example = last.map_or_else(String::new, |name| format!(", such as `{name}`"));
     Err(AppError::input(format!(
-        "{}: `graph.outputs` names no tensor, so there is nothing to compute; name at least one{example}",
+        "{}: `graph.outputs` names no tensor, so the run would show nothing; name at least one{example}",
         model.file()
     )))
 }

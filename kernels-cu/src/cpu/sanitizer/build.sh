@@ -64,8 +64,8 @@ for object in "$build"/kernels/src_tasks_*.o; do
         exit 1
     }
 done
-# The kernels come first. If both parts have an inline function, the linker takes the first one, and that must be the
-# one with the calls.
+# The kernels come first. If both parts contain the same inline function, the linker takes the first copy, and that must be
+# the one with the calls.
 "${cxx[@]}" -shared -Wl,-Bsymbolic -Wl,--wrap=memcpy,--wrap=memmove,--wrap=memset \
     "$build"/kernels/*.o "$build"/checks/*.o -o "$build/all.so"
 mv "$build/all.so" "$out"

@@ -80,7 +80,7 @@ pub(crate) fn slice_of_rank(
 ) -> Result<(Need, Sharding), OpError> {
     let by_columns = contract::split_columns(logits.sharding).is_some();
     let need = if by_columns { Need::AsIs } else { Need::Replicated };
-    if world == 1 || (slices == 1 && !by_columns) {
+    if slices == 1 && (world == 1 || !by_columns) {
         return Ok((need, Sharding::Replicated));
     }
     if slices != world {

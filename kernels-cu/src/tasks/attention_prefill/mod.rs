@@ -98,7 +98,7 @@ pub(crate) fn chosen(op: &LocalOp<'_>, target: &Target) -> Result<bool, OpError>
     let heads = Heads::global(op.global.attrs)?;
     let group = heads.heads / heads.kv_heads;
     let problem = if group > u64::from(TILE_ROWS) {
-        Some(format!("{group} query heads share keys, but the GPU code takes at most {TILE_ROWS}"))
+        Some(format!("{group} query heads share keys, but a task takes at most {TILE_ROWS}"))
     } else if scale(op.global.attrs, heads.head_dim)? <= 0.0 {
         Some("`scale` is not above 0".to_string())
     } else if target.backend == Backend::Cpu {

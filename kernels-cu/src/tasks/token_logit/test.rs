@@ -1,4 +1,4 @@
-//! Tests `token_logit` and `token_logprob` together, behind the operators that they follow.
+//! Tests `token_logit` and `token_logprob` together, after the operators that they follow.
 
 use crate::tasks::argmax_partial::reference::top;
 use crate::testing::{TestBatch, TestOp, TestTensor, random_values};
