@@ -1,6 +1,6 @@
 //! `token_logit`: the logit of the token that was chosen for each sample, before penalties and temperature.
 //!
-//! Inputs: 0. `token` i32 [slots], replicated, 1. `logits` f32 [samples, vocabulary], split on their columns or replicated, as for
+//! Inputs: 0. `token` i32 `[slots]`, replicated, 1. `logits` f32 [samples, vocabulary], split on their columns or replicated, as for
 //! [`super::argmax_partial`]. Output: f32 [slices, samples], split on dimension 0: rank r writes slice r. A rank writes the logit
 //! if the token is among its columns, otherwise -infinity. So the highest of all slices is the token's. NaN counts as -infinity.
 //!

@@ -1,7 +1,7 @@
 //! `token_logprob`: the log-probability of the token that was chosen for each sample.
 //!
 //! Inputs, both replicated: 0. `logit` f32 [slices, samples] of [`super::token_logit`], 1. `log_sum` u32 [slots, 3] of
-//! [`super::argmax_reduce`]. Output: `token_logprob` f32 [slots], the natural logarithm of the softmax over the whole vocabulary,
+//! [`super::argmax_reduce`]. Output: `token_logprob` f32 `[slots]`, the natural logarithm of the softmax over the whole vocabulary,
 //! before penalties, temperature and filters. If the token is among the highest ones, it is the same number as in `top_logprob`.
 //! The builder declares it as a `Role::Persistent` tensor that `mpk_batch` points to.
 //!
