@@ -19,7 +19,7 @@ pub struct Token {
     /// may have begun.
     pub text: String,
     /// Its natural log-probability, if the request asked for log-probabilities: of the model's own distribution, before penalties,
-    /// temperature and filters. `None` too if a model family of one's own does not compute it and the token is not among the highest.
+    /// temperature and filters. `None` too if your own model family does not compute it and the token is not among the highest.
     pub logprob: Option<f32>,
     /// The tokens with the highest log-probabilities, highest first, as many as requested.
     pub logprobs: Vec<(u32, f32)>,
