@@ -10,8 +10,8 @@ Runs prebuilt binaries; needs no network and no cargo. Prints one line per check
 `skipped NAME ...`, and writes DIR/gpu-Kx.json (default $OUT, else gpu-results). The exit status is 0 only if nothing failed.
 
   --gpus K      GPUs to use (default: all)
-  --only PARTS  the parts to run, in the order given, of: doctor, litmus, operators, golden, bits, serve,
-                stall, abort, shared, sanitizer, start, skeleton, decode, prefill (default: all of them)
+  --only PARTS  the parts to run, in the order given, of: doctor, litmus, operators, golden, bits, sampled,
+                serve, stall, abort, shared, sanitizer, start, skeleton, decode, prefill (default: all of them)
                 compile[,PART...] fills the cubin cache for these parts (default: all) and runs none of them. It needs
                 nvcc but no GPU, so it can be done on another machine, for an H200. On a GPU, every run first compiles
                 the kernels that its cache lacks, before the parts' time begins

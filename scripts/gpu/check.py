@@ -26,6 +26,7 @@ import golden
 import litmus
 import operators
 import prefill
+import sampled
 import sanitizer
 import serve
 import shared_gpus
@@ -42,6 +43,7 @@ PARTS = {
     "operators": (operators, 60, 100),
     "golden": (golden, 150, 240),
     "bits": (bits, 90, 240),
+    "sampled": (sampled, 60, 90),
     "serve": (serve, 60, 120),
     "stall": (stall, 5, 300),
     "abort": (abort, 60, 90),
