@@ -4,16 +4,17 @@
 //! reads or writes all of its words at once. So in every execution the values of such words tell the same steps apart, and one of them
 //! is enough. Without this, a graph with many rows would have too many words to explore.
 
-use super::{Class, Step, Word, hash};
+use super::execution::hash;
+use super::model::{Class, Machine, Step, Word};
 use std::collections::{HashMap, HashSet};
 
-/// Merges the words of all steps; returns the number that is left.
-pub(super) fn merge(classes: &mut [Class], words: usize) -> usize {
-    let groups = groups(classes, words);
-    for step in classes.iter_mut().flat_map(|c| &mut c.steps).flatten() {
+/// Merges the words of all steps.
+pub fn merge(machine: &mut Machine) {
+    let groups = groups(&machine.classes, machine.words);
+    for step in machine.classes.iter_mut().flat_map(|c| &mut c.steps).flatten() {
         shorten(step, &groups);
     }
-    groups.iter().max().map_or(0, |&last| last as usize + 1)
+    machine.words = groups.iter().max().map_or(0, |&last| last as usize + 1);
 }
 
 /// The group of each word: split until words of a group are together.

@@ -2,8 +2,7 @@
 //! executing a small instance on bytes in every order. Valid graphs are all accepted.
 //!
 //! `MPK_MUTATIONS=12000 MPK_VALID_GRAPHS=2000` is the long run (two minutes); CI has a shorter one. Both print their
-//! counts. For an accepted mutation all orders are executed if `MPK_STATES` states are enough for that; otherwise that many
-//! states and then random orders.
+//! counts. All orders are explored for each graph that is accepted.
 
 #[allow(dead_code)]
 #[path = "../builder_support/mod.rs"]
@@ -12,6 +11,7 @@ mod builder_support;
 mod machine;
 #[path = "../../../tests/src/random.rs"]
 mod random;
+mod reduction;
 mod small_sums;
 mod valid;
 #[path = "../verify_support/mod.rs"]
@@ -28,8 +28,11 @@ use valid::{by_hand, lowering, owned_shape, valid};
 use verify_support::count_triggers;
 use verify_support::kept::kept_are_safe;
 
-/// By kind of change.
-type Counts = BTreeMap<&'static str, [u64; 3]>;
+/// By kind of change: refused, and accepted.
+type Counts = BTreeMap<&'static str, [u64; 2]>;
+
+/// More states than any accepted graph of these tests has.
+const STATES: usize = 50_000;
 
 fn number(name: &str, otherwise: u64) -> u64 {
     std::env::var(name).ok().and_then(|v| v.parse().ok()).unwrap_or(otherwise)
@@ -249,8 +252,7 @@ const KINDS: [&str; 16] = [
 #[test]
 fn accepted_hostile_graphs_are_harmless() {
     let wanted = number("MPK_MUTATIONS", 400);
-    let states = number("MPK_STATES", if wanted > 1000 { 3000 } else { 500 }) as usize;
-    // By kind: refused, accepted, and how many of the accepted were explored completely.
+    let mut states_of_all = 0;
     let mut counts: Counts = BTreeMap::new();
     // The same for graphs with sums of one sort.
     let mut by_sums: BTreeMap<&str, Counts> = BTreeMap::new();
@@ -305,24 +307,21 @@ fn accepted_hostile_graphs_are_harmless() {
         count(1);
         let all: Vec<&[TaskGraph]> = classes.iter().map(Vec::as_slice).collect();
         let program: &[usize] = if all.len() == 2 { &[0, 1, 0] } else { &[0, 0] };
-        let machine = Machine::new(&all, program);
-        // Ranks that own rows exchange more, so there are more orders.
-        let states = if owned { 20 * states } else { states };
-        match machine.explore(states, if wanted > 1000 { 100 } else { 20 }, || random.next()) {
-            Outcome::Same { all: true, .. } => count(2),
-            Outcome::Same { .. } => {}
+        match Machine::new(&all, program).explore(STATES) {
+            Outcome::Same { states, all: true } => states_of_all += states,
             outcome => panic!("seed {seed}, {kind}: accepted, but an execution ends as {outcome:?}"),
         }
     }
     let report = |title: &str, counts: &Counts| {
-        let [refused, accepted, all] = [0, 1, 2].map(|i| counts.values().map(|c| c[i]).sum::<u64>());
-        println!("{title}: {refused} refused, {accepted} accepted and harmless ({all} in all orders)");
-        for (kind, [refused, accepted, all]) in counts {
-            println!("  {kind}: {refused} refused, {accepted} harmless ({all} in all orders)");
+        let [refused, accepted] = [0, 1].map(|i| counts.values().map(|c| c[i]).sum::<u64>());
+        println!("{title}: {refused} refused, {accepted} accepted and harmless in all orders");
+        for (kind, [refused, accepted]) in counts {
+            println!("  {kind}: {refused} refused, {accepted} harmless");
         }
         (refused, accepted)
     };
     let (refused, accepted) = report(&format!("{done} mutations"), &counts);
+    println!("{states_of_all} states");
     let missing: Vec<_> = KINDS.iter().filter(|kind| !counts.contains_key(*kind)).collect();
     assert!(missing.is_empty() && counts.len() == KINDS.len(), "not tried: {missing:?}");
     assert!(refused > wanted / 4 && accepted > wanted / 50, "{counts:?}");
@@ -388,11 +387,12 @@ fn alike_ranks_are_proven_once_with_the_same_result() {
     assert!(refused > wanted / 10 && accepted > wanted / 10);
 }
 
+/// Three iterations, so each buffer is used again.
 #[test]
-fn valid_graphs_are_accepted_and_match_a_sequential_run() {
+fn valid_graphs_are_accepted_and_the_same_in_all_orders() {
     let wanted = number("MPK_VALID_GRAPHS", 100);
     let mut seed = number("MPK_SEED", 1) << 32;
-    let mut done = 0;
+    let (mut done, mut states_of_all) = (0, 0);
     while done < wanted {
         seed += 1;
         let mut random = Random(seed);
@@ -401,18 +401,12 @@ fn valid_graphs_are_accepted_and_match_a_sequential_run() {
             panic!("seed {seed}: a valid graph is refused: {}", found[0]);
         }
         done += 1;
-        let machine = Machine::new(&[&graphs], &[0, 0, 0]);
-        // The first thread that can continue always does: one of many orders. Then other orders, with some slow
-        // threads.
-        let reference = machine.walk(false, &mut || 0);
-        assert!(reference.is_some(), "seed {seed}: stuck");
-        for lazy in [false, true] {
-            for _ in 0..3 {
-                assert_eq!(machine.walk(lazy, &mut || random.next()), reference, "seed {seed}");
-            }
+        match Machine::new(&[&graphs], &[0, 0, 0]).explore(STATES) {
+            Outcome::Same { states, all: true } => states_of_all += states,
+            outcome => panic!("seed {seed}: {outcome:?}"),
         }
     }
-    println!("{done} valid graphs: all accepted, each the same in 6 random orders as in sequence");
+    println!("{done} valid graphs: all accepted, each the same in all orders ({states_of_all} states)");
 }
 
 /// Tags of flagged words tell the iterations of one graph apart. If two graphs had the same words, a reader would accept what the
@@ -428,7 +422,7 @@ fn flagged_words_belong_to_one_graph() {
     for (role, safe) in [(Role::Activation, true), (Role::Persistent { region_dims: None }, false)] {
         let classes = [with_role(&role), with_role(&role)];
         let machine = Machine::new(&[&classes[0], &classes[1]], &[0, 1]);
-        let outcome = machine.explore(20_000, 0, || 0);
+        let outcome = machine.explore_unreduced(20_000);
         assert_eq!(matches!(outcome, Outcome::Same { all: true, .. }), safe, "{role:?}: {outcome:?}");
         assert_eq!(checked(&classes, 0).is_ok(), safe, "{role:?}");
     }
@@ -451,7 +445,7 @@ fn words_that_change_together_may_be_one() {
         mutate(&mut graphs, &mut random);
         let all = Machine::of_all_words(&[&graphs], &[0, 0]);
         let machine = Machine::new(&[&graphs], &[0, 0]);
-        let [wanted, found] = [&all, &machine].map(|m| m.explore(500, 0, || 0));
+        let [wanted, found] = [&all, &machine].map(|m| m.explore_unreduced(500));
         let complete = |outcome: &Outcome| !matches!(outcome, Outcome::Same { all: false, .. });
         if complete(&wanted) && complete(&found) {
             assert_eq!(found, wanted, "seed {seed}");
