@@ -6,9 +6,13 @@
 //! A signal has the first of these effects that applies. It
 //! - goes to the thread of [`Watched`], in a program that serves;
 //! - ends the process with status 4 after [`end_on_signal`];
-//! - is kept while a [`Held`] lives: until nvcc has ended, and on several nodes until the watch has looked for a lost rank;
+//! - is kept while a [`Held`] lives: until nvcc has ended, and on several nodes until the watch has looked for a lost rank. A second
+//!   signal meanwhile ends the process with status 4;
 //! - is noted while the kernel runs ([`Running`]), and a second signal ends the process with status 4;
 //! - otherwise ends the process, as by default.
+//!
+//! The handler itself ends the process at a second signal. No thread is needed for that, since each may be stuck: the thread of
+//! [`Watched`] in a log line that nobody reads, for example.
 
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -36,6 +40,8 @@ static HOLDERS: AtomicUsize = AtomicUsize::new(0);
 static KEPT: AtomicI32 = AtomicI32::new(0);
 static RUNNING: AtomicUsize = AtomicUsize::new(0);
 static STOP: AtomicBool = AtomicBool::new(false);
+/// Signals that the thread of [`Watched`] has not acted on yet.
+static UNHANDLED: AtomicUsize = AtomicUsize::new(0);
 
 /// From now on, signals have the effects that this module describes.
 ///
@@ -70,16 +76,33 @@ fn on_signal(signal: i32, ends: bool) {
     let asks = ASKING.contains(&signal);
     let is = |flag: &AtomicBool| flag.load(Ordering::SeqCst);
     if asks && is(&WATCHED) {
-        // The thread receives it.
+        // The thread receives it, unless it is stuck at an earlier one.
+        if UNHANDLED.fetch_add(1, Ordering::SeqCst) > 0 {
+            exit_at_second();
+        }
     } else if asks && is(&FAILED) {
         exit(STATUS);
     } else if asks && RUNNING.load(Ordering::SeqCst) > 0 {
         if STOP.swap(true, Ordering::SeqCst) {
-            exit(STATUS);
+            exit_at_second();
         }
     } else if ends {
         hold_or_end(signal);
     }
+}
+
+/// Ends the process with status 4, and says why if standard error takes the text at once.
+fn exit_at_second() -> ! {
+    const TEXT: &[u8] = b"error: a second signal has ended this process\n";
+    let mut stderr = libc::pollfd { fd: libc::STDERR_FILENO, events: libc::POLLOUT, revents: 0 };
+    // SAFETY: both calls are allowed in a signal handler, and only read or write what they are given here. A pipe that is ready has room
+    // for the text.
+    unsafe {
+        if libc::poll(&raw mut stderr, 1, 0) == 1 && stderr.revents & libc::POLLOUT != 0 {
+            libc::write(libc::STDERR_FILENO, TEXT.as_ptr().cast(), TEXT.len());
+        }
+    }
+    exit(STATUS)
 }
 
 /// Applies a signal's default effect, or leaves that to the last [`Held`]. After a failure it ends the process with status 4.
@@ -88,7 +111,10 @@ fn hold_or_end(signal: i32) {
         exit(STATUS);
     }
     if HOLDERS.load(Ordering::SeqCst) > 0 {
-        KEPT.store(signal, Ordering::SeqCst);
+        // The holder may be stuck at an earlier one.
+        if KEPT.swap(signal, Ordering::SeqCst) != 0 {
+            exit_at_second();
+        }
         // The last one may have been dropped before it could see this.
         if HOLDERS.load(Ordering::SeqCst) > 0 {
             return;
@@ -98,7 +124,7 @@ fn hold_or_end(signal: i32) {
     let _ = emulate_default_handler(signal);
 }
 
-/// While a value lives, a signal does not end the process. The last value to be dropped ends it if a signal has arrived.
+/// While a value lives, the first signal does not end the process. The last value to be dropped ends it if a signal has arrived.
 #[derive(Debug)]
 pub struct Held(());
 
@@ -218,8 +244,10 @@ impl Watched {
                 match each() {
                     Next::Handled => {}
                     Next::ByDefault => hold_or_end(signal),
-                    Next::Exit => exit(STATUS),
+                    Next::Exit => exit_at_second(),
                 }
+                // Signals of one kind that arrive together come as one.
+                UNHANDLED.store(0, Ordering::SeqCst);
             }
         };
         // Without the thread the signals would be lost, so their default effect is restored.
