@@ -17,12 +17,13 @@ named parts, or all of them:
            mpirun, a killed daemon: every rank ends within the deadline and 10 s with status 4 and says which node is gone. No process is
            left, and no file in temporary folders or shared memory
   signals  SIGINT and SIGTERM to mpirun and to ranks of mpk-run and mpk-serve while they load: every rank ends within the same time,
-           one says which signal it was, and no process or file is left
+           one says which signal it was, and no process or file is left. The same after SIGINT twice, also while the kernel runs: the
+           second one ends every rank at once
   figures  times of a put with signal over the proxies and of MPI's own messages, and of the tiny model on two nodes and on one
 
 --long runs all combinations (an hour). Without it, a selection runs that covers every value once, for CI.
 --probe only checks whether this machine can run the test: status 0 or 3.
---share I/N runs every Nth fault, starting with the Ith, so that N calls can run side by side.
+--share I/N runs every Nth fault and signal, starting with the Ith, so that N calls can run side by side.
 --program names another mpk-run than target/release/mpk-run.
 
 It needs root or user namespaces, and the programs unshare, nsenter (util-linux), python3 and mpirun. If the kernel does not allow

@@ -41,7 +41,8 @@ def main():
         passed += 1
         print(f"ok      {name}{': ' + said if said else ''} ({time.monotonic() - start:.1f} s)", flush=True)
 
-    parts = {**PARTS, "faults": lambda *rest: faults.run(*rest, arguments.share)}
+    of_share = {part.__name__: lambda *rest, part=part: part.run(*rest, arguments.share) for part in (faults, signals)}
+    parts = {**PARTS, **of_share}
     for name in arguments.parts or parts:
         parts[name](arguments.program, report, arguments.long)
     print(f"multinode: {passed} passed, {len(failed)} failed, {time.monotonic() - begin:.0f} s")

@@ -1,5 +1,6 @@
 """SIGINT and SIGTERM while ranks load, on two nodes: every rank ends soon, the right rank says why, and no process or
-file is left."""
+file is left. A second SIGINT ends every rank at once, also while the kernel runs."""
+import contextlib
 import os
 import re
 import shutil
@@ -9,13 +10,15 @@ import time
 from pathlib import Path
 
 from cluster import REPOSITORY, Cluster
-from faults import DEADLINE, LIMIT, endless, nothing_left
+from faults import DEADLINE, LIMIT, endless, nothing_left, says
 
 # How long the slow rank's own work takes, in milliseconds. All other ranks wait for it. It is longer than any test
 # waits.
 PAUSE = 30_000
 # The step before the first messages between nodes.
 CONTACT = "2"
+# From the second SIGINT to the end of all ranks, in seconds.
+AT_ONCE = 4
 FAKES = REPOSITORY / "tests" / "fake_gpu"
 
 
@@ -37,6 +40,19 @@ def slow_job(cluster, program, hosts, step, slow):
         job.await_text("ready for weights")
     # The ranks say nothing when they get to the step.
     time.sleep(1 if step == CONTACT else 0.3)
+    assert job.process.poll() is None, job.stderr()[-3000:]
+    return job
+
+
+def stalled_job(cluster, program, hosts, slow):
+    """A job that runs its kernel, in which a task of rank `slow` does not end, not even if the run is aborted."""
+    library = cluster.folder / "stuck_task.so"
+    subprocess.run(["c++", "-std=c++17", "-shared", "-fPIC", "-o", library, REPOSITORY / "tests" / "preload" / "stuck_task.cpp"], check=True)
+    command = [program, endless(cluster.folder), "--backend", "cpu", "--deadline", "50", "--debug-stall", f"{slow}:4:{PAUSE}"]
+    job = cluster.start(hosts, command, ["-x", f"LD_PRELOAD={library}"])
+    await_ranks(job, sum(hosts))
+    job.await_text("weights:")
+    time.sleep(1)
     assert job.process.poll() is None, job.stderr()[-3000:]
     return job
 
@@ -84,11 +100,15 @@ def ends_soon(cluster, job, count, since):
     return {rank: status for rank, (status, _) in statuses.items()}, max(ended for _, ended in statuses.values()) - since
 
 
+def mpirun_of(cluster):
+    return next(pid for pid, name in cluster.processes(1) if name in ("mpirun", "orterun", "prterun"))
+
+
 def signal_to(cluster, job, hosts, number, target, before_contact, is_awaited):
     """A signal to a rank ends it, and the others end with status 4. One to mpirun reaches every rank as SIGTERM, which ends it."""
     since = time.time()
     if target == "mpirun":
-        os.kill(next(pid for pid, name in cluster.processes(1) if name in ("mpirun", "orterun", "prterun")), number)
+        os.kill(mpirun_of(cluster), number)
         number = signal.SIGTERM
     else:
         os.kill(job.ranks()[target], number)
@@ -115,31 +135,71 @@ def signal_to(cluster, job, hosts, number, target, before_contact, is_awaited):
     return f"all ranks ended after {took:.1f} s"
 
 
+def two_signals_to(cluster, job, hosts, target):
+    """Two SIGINT end every rank at once. mpirun passes none on: it ends the ranks at the first one, and itself at the second."""
+    pids = job.ranks().values() if target == "ranks" else [mpirun_of(cluster)]
+    for _ in range(2):
+        since = time.time()
+        for pid in pids:
+            # The first one may have ended it already.
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGINT)
+        time.sleep(0.2)
+    statuses, took = ends_soon(cluster, job, sum(hosts), since)
+    what = f"{statuses}\n{job.stderr()[-4000:]}"
+    assert took < AT_ONCE, f"all ranks ended only after {took:.1f} s: {what}"
+    assert 0 not in statuses.values(), what
+    if target == "ranks":
+        assert 4 in statuses.values(), what
+        says(job, "a second signal has ended this process")
+    return f"all ranks ended after {took:.1f} s"
+
+
 # Program, ranks of each node, where ranks are, the rank that the others wait for, signal, to whom.
 SHORT = [("mpk-run", (1, 1), "contact", 1, signal.SIGINT, 1), ("mpk-run", (2, 2), "weights", 1, signal.SIGTERM, 0),
          ("mpk-run", (1, 1), "weights", 1, signal.SIGINT, "mpirun"), ("mpk-run", (1, 1), "nvcc", 0, signal.SIGTERM, 0),
          ("mpk-serve", (1, 1), "weights", 1, signal.SIGTERM, "mpirun"), ("mpk-serve", (1, 1), "weights", 1, signal.SIGINT, 0),
          ("mpk-serve", (2, 2), "weights", 3, signal.SIGTERM, 3)]
+# The same without the signal: SIGINT twice.
+TWICE = [("mpk-run", (1, 1), "contact", 1, "mpirun"), ("mpk-run", (2, 2), "weights", 1, "mpirun"), ("mpk-run", (1, 1), "weights", 0, "ranks"),
+         ("mpk-run", (1, 1), "kernel", 1, "mpirun"), ("mpk-run", (2, 2), "kernel", 1, "ranks"), ("mpk-serve", (1, 1), "weights", 1, "mpirun"),
+         ("mpk-serve", (1, 1), "weights", 0, "ranks")]
 LONG = [(program, hosts, where, slow, number, target)
         for program in ("mpk-run", "mpk-serve") for hosts in ((1, 1), (2, 2)) for where in ("contact", "weights", "nvcc")
         for number in (signal.SIGINT, signal.SIGTERM) for target in (0, sum(hosts) - 1, "mpirun")
         for slow in (0, sum(hosts) - 1) if where != "nvcc" or slow == 0]
 
 
-def run(program, report, long):
+def run(program, report, long, share):
+    index, count = share
     with Cluster(2) as cluster:
         weights = weights_step(cluster, program)
 
-        def case(name, hosts, where, slow, number, target):
+        def start(name, hosts, where, slow):
             shutil.rmtree(cluster.folder / "fakes", ignore_errors=True)
             started = str(Path(program).with_name(name))
             if where == "nvcc":
-                job = compiling_job(cluster, started, hosts)
-            else:
-                job = slow_job(cluster, started, hosts, CONTACT if where == "contact" else weights, slow)
+                return compiling_job(cluster, started, hosts)
+            if where == "kernel":
+                return stalled_job(cluster, started, hosts, slow)
+            return slow_job(cluster, started, hosts, CONTACT if where == "contact" else weights, slow)
+
+        def case(name, hosts, where, slow, number, target):
+            job = start(name, hosts, where, slow)
             return signal_to(cluster, job, hosts, number, target, where == "contact" and target != "mpirun", slow == target)
 
+        def twice(name, hosts, where, slow, target):
+            return two_signals_to(cluster, start(name, hosts, where, slow), hosts, target)
+
+        tests = []
         for one in LONG if long else SHORT:
             name, hosts, where, _, number, target = one
             to = target if target == "mpirun" else f"rank {target}"
-            report(f"{number.name} to {to}, {name} at `{where}`, {' + '.join(map(str, hosts))} ranks", lambda one=one: case(*one))
+            text = f"{number.name} to {to}, {name} at `{where}`, {' + '.join(map(str, hosts))} ranks"
+            tests.append((text, lambda one=one: case(*one)))
+        for one in TWICE:
+            name, hosts, where, _, target = one
+            text = f"SIGINT twice to {target}, {name} at `{where}`, {' + '.join(map(str, hosts))} ranks"
+            tests.append((text, lambda one=one: twice(*one)))
+        for text, test in tests[index - 1::count]:
+            report(text, test)

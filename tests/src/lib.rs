@@ -11,6 +11,7 @@ pub mod http;
 pub mod job;
 pub mod launcher;
 pub mod model_file;
+pub mod preload;
 pub mod random;
 pub mod reference;
 pub mod run_json;

@@ -26,12 +26,21 @@ fn a_slow_network_and_a_lossy_one_change_nothing() {
     passes(&["slow"]);
 }
 
-/// The faults in shares side by side, because a job that has lost a node mostly waits. Each share has namespaces of its own.
-#[test]
-fn a_lost_node_ends_the_job_in_seconds() {
+/// Runs a part in shares side by side, because a job that has lost a node mostly waits. Each share has namespaces of its own.
+fn passes_in_shares(part: &str) {
     std::thread::scope(|scope| {
         for share in ["1/3", "2/3", "3/3"] {
-            scope.spawn(move || passes(&["faults", "--share", share]));
+            scope.spawn(move || passes(&[part, "--share", share]));
         }
     });
+}
+
+#[test]
+fn a_lost_node_ends_the_job_in_seconds() {
+    passes_in_shares("faults");
+}
+
+#[test]
+fn signals_end_the_ranks_of_every_node() {
+    passes_in_shares("signals");
 }

@@ -1,9 +1,8 @@
 //! Proves that no rank waits for another without a bound, in any phase, and that ranks with different jobs do not
 //! start.
 
+use mpk_tests::preload::preload;
 use mpk_tests::{Finished, Job, ModelFile};
-use std::path::Path;
-use std::process::Command;
 use std::time::Duration;
 
 /// A fault ends the job within this time: the deadline of one second, 10 s, and a start on a busy machine.
@@ -83,7 +82,7 @@ fn a_rank_that_stops_before_any_step_is_named() {
 fn a_window_that_is_half_made_leaves_no_file() {
     let model = ModelFile::of_fixture("tiny");
     let finished = job(&model, 2)
-        .env("LD_PRELOAD", &preload(&model, "stop_at_window"))
+        .env("LD_PRELOAD", &preload(model.folder(), "stop_at_window"))
         .timeout(Duration::from_secs(40))
         .run();
     ended(finished, 4, &["rank 1 ", "the shared window", "stopped"]);
@@ -94,25 +93,10 @@ fn a_window_that_is_half_made_leaves_no_file() {
 fn a_failed_call_of_mpi_ends_the_job_with_a_message() {
     let model = ModelFile::of_fixture("tiny");
     let finished = patient(&model, 2)
-        .env("LD_PRELOAD", &preload(&model, "fail_send"))
+        .env("LD_PRELOAD", &preload(model.folder(), "fail_send"))
         .timeout(Duration::from_secs(40))
         .run();
     ended(finished, 4, &["an MPI call in `", "(MPI's error 17)"]);
-}
-
-/// Compiles a library from `preload/`, next to the model.
-fn preload(model: &ModelFile, name: &str) -> String {
-    let library = model.folder().join(format!("{name}.so"));
-    let built = Command::new("c++")
-        .args(["-std=c++17", "-shared", "-fPIC", "-o"])
-        .arg(&library)
-        .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("preload/{name}.cpp")))
-        .status();
-    assert!(
-        built.is_ok_and(|status| status.success()),
-        "{name}: the library to be preloaded could not be compiled"
-    );
-    library.display().to_string()
 }
 
 /// Number of times that the ranks of this job meet.
@@ -252,34 +236,4 @@ fn a_checkpoint_that_becomes_unreadable_ends_the_job() {
         "{what}"
     );
     finished.expect_nothing_left();
-}
-
-/// Ctrl-C twice ends a process whose kernel does not end.
-#[test]
-fn a_second_interrupt_ends_the_process_at_once() {
-    let model = ModelFile::of_fixture("tiny");
-    for signal in [libc::SIGINT, libc::SIGTERM] {
-        let mut running = Job::alone()
-            .arg(model.path())
-            .args([
-                "--ignore-eos",
-                "--max-new-tokens",
-                "400",
-                "--debug-stall",
-                "0:4:60000",
-                "--deadline",
-                "50",
-            ])
-            .start();
-        running.wait_for_log("weights:");
-        std::thread::sleep(Duration::from_millis(200));
-        let begin = std::time::Instant::now();
-        running.signal(signal);
-        std::thread::sleep(Duration::from_millis(200));
-        running.signal(signal);
-        let finished = running.wait();
-        assert!(begin.elapsed() < Duration::from_secs(5), "{}", finished.stderr);
-        assert_eq!(finished.status, Some(4), "{}", finished.stderr);
-        finished.expect_nothing_left();
-    }
 }
