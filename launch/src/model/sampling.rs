@@ -112,7 +112,7 @@ impl Merged {
             _ => Ok(()),
         };
         within(&self.temperature, |v| (0.0..=100.0).contains(&v), "0 to 100")?;
-        within(&self.top_p, |v| v > 0.0 && v <= 1.0, "above 0 and at most 1")?;
+        within(&self.top_p, |v| v as f32 > 0.0 && v <= 1.0, "above 0 and at most 1")?;
         within(&self.min_p, |v| (0.0..=1.0).contains(&v), "0 to 1")?;
         within(&self.repetition_penalty, |v| (0.01..=100.0).contains(&v), "0.01 to 100")?;
         within(&self.presence_penalty, |v| (-2.0..=2.0).contains(&v), "-2 to 2")?;
@@ -270,6 +270,9 @@ mod tests {
         assert_eq!(error, "m.json: `generate.top_p`: must be above 0 and at most 1, found 0");
         let error = merged(none(), none(), json!({"min_p": 2, "do_sample": true})).unwrap_err();
         assert_eq!(error, "generation_config.json: `min_p`: must be 0 to 1, found 2");
+        // The kernels take 32 bits, in which this is 0.
+        let tiny = SamplingOptions { top_p: Some(1e-300), ..none() };
+        assert!(merged(tiny, none(), json!({})).unwrap_err().starts_with("--top-p: must be above 0"));
         // An invalid value does not matter if another source overrides it.
         let line = SamplingOptions { top_p: Some(0.5), ..none() };
         assert!(merged(line, model, json!({})).is_ok());

@@ -125,7 +125,10 @@ pub fn check_model(fields: &mut Fields, model: &ModelInfo) -> Result<(), ApiErro
 /// The engine returns none, or fewer.
 pub fn check_logprobs(name: &str, asked: u32, can: &Capabilities) -> Result<u32, ApiError> {
     match can.logprobs {
-        None => Err(cannot(name)),
+        None => {
+            let message = format!("`{name}`: log-probabilities are off; start the server with --logprobs K");
+            Err(ApiError::unsupported(name, message))
+        }
         Some(most) if asked > most => {
             let value = Value::from(asked);
             Err(wrong(name, &format!("at most {most}"), &value))

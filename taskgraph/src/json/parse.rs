@@ -43,6 +43,10 @@ pub fn plain(message: &str) -> String {
         ("invalid value: map", "invalid type: object"),
         ("unknown variant", "unknown value"),
     ];
+    // What serde_json says instead of a name, if text is parsed directly.
+    if message == "expected value" {
+        return "expected a string".into();
+    }
     let words = WORDS.iter().fold(message.to_string(), |words, (rust, plain)| words.replace(rust, plain));
     for rust in ["expected struct ", "expected internally tagged enum "] {
         if let Some((before, after)) = words.split_once(rust) {

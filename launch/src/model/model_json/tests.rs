@@ -221,6 +221,10 @@ fn mistakes_are_named() {
             r#"{"schema": "mpk-model/1", "checkpoint": "x", "runtime": {"prefill_chunk": 4}}"#,
             &["`runtime.prefill_chunk`", "max_batch = 8"],
         ),
+        (
+            r#"{"schema": "mpk-model/1", "checkpoint": "x", "runtime": {"prefix_cache": true}}"#,
+            &["`runtime.prefix_cache`", "expected a string"],
+        ),
         (r#"{"schema": "mpk-model/1", "checkpoint": "x", "checkpoint": "y"}"#, &["duplicate", "checkpoint"]),
     ] {
         let message = parse(text).expect_err(text);
