@@ -228,6 +228,26 @@ fn constants_fold() {
     check(&graph(&tensors, &ops, &["y"]), &[1, 2], "y", &expected, 1e-6);
 }
 
+/// An attribute of an operator that has no use for it would count for the operator that it is fused with.
+#[test]
+fn attributes_without_a_use_are_refused() {
+    let tensors = [
+        tensor("x", "input", "f32", &[ROWS, 4], &exact(35, ROWS * 4), json!("replicated")),
+        tensor("norm", "weight", "f32", &[4], &[1.0; 4], json!("replicated")),
+        tensor("w", "weight", "f32", &[6, 4], &exact(36, 24), json!("replicated")),
+    ];
+    for attrs in [json!({"eps": 0.5}), json!({"activation": "gelu"})] {
+        let ops = [
+            op("rmsnorm", &["x", "norm"], &["h"], json!({})),
+            op("linear", &["h", "w"], &["g"], attrs),
+            op("silu_mul", &["g"], &["y"], json!({})),
+        ];
+        let model = graph(&tensors, &ops, &["y"]);
+        let run = Job::new(1).arg(model.path()).run().expect(2).expect_nothing_left();
+        assert!(run.stderr.contains("`linear` takes `output_dtype`"), "{}", run.stderr);
+    }
+}
+
 #[test]
 fn unknown_attributes_end_with_the_list() {
     let x = exact(11, ROWS * 4);

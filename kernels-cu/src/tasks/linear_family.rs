@@ -53,14 +53,11 @@ const CHUNK_ROWS: (u64, u64) = (96, 480);
 /// GPU code for normed rows is compiled for multiples of this number of columns, so that shapes share code.
 const GPU_COLUMNS_STEP: u32 = 4096;
 
-/// The attributes of all members. `eps` is that of the norm.
-pub const ATTRIBUTES: &[Attribute] = &[
-    Attribute::new("output_dtype", AttributeKind::DType),
-    Attribute::new("gather_samples", AttributeKind::Bool),
-    Attribute::new("align", AttributeKind::Whole),
-    Attribute::new("eps", AttributeKind::Number),
-    contract::ACTIVATION,
-];
+const OUTPUT_DTYPE: Attribute = Attribute::new("output_dtype", AttributeKind::DType);
+const GATHER_SAMPLES: Attribute = Attribute::new("gather_samples", AttributeKind::Bool);
+const ALIGN: Attribute = Attribute::new("align", AttributeKind::Whole);
+/// Of the norm.
+const EPS: Attribute = Attribute::new("eps", AttributeKind::Number);
 
 /// Positions of the operands.
 struct Operands {
@@ -71,6 +68,19 @@ struct Operands {
 }
 
 impl Family {
+    /// The attributes. A fused operator takes over those of its parts, so a part must not have one that it does not use: it would count
+    /// for the other part.
+    pub const fn attributes(self) -> &'static [Attribute] {
+        match (self.source, self.gated) {
+            (Source::Plain, false) => &[OUTPUT_DTYPE, GATHER_SAMPLES, ALIGN],
+            (Source::RmsNorm, false) => &[OUTPUT_DTYPE, GATHER_SAMPLES, ALIGN, EPS],
+            (Source::RmsNorm, true) => &[OUTPUT_DTYPE, GATHER_SAMPLES, ALIGN, EPS, contract::ACTIVATION],
+            (Source::Plain, true) | (Source::SiluMul, _) => {
+                &[OUTPUT_DTYPE, GATHER_SAMPLES, ALIGN, contract::ACTIVATION]
+            }
+        }
+    }
+
     fn operands(self, count: usize) -> Result<Operands, OpError> {
         let norm = (self.source == Source::RmsNorm).then_some(1);
         let weight = 1 + usize::from(norm.is_some());

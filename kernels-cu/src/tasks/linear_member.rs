@@ -22,7 +22,7 @@ macro_rules! member {
                 $name
             }
             fn attributes(&self) -> &'static [taskgraph::Attribute] {
-                crate::tasks::linear_family::ATTRIBUTES
+                $family.attributes()
             }
 
             fn knobs(&self) -> &'static [&'static taskgraph::Knob] {
