@@ -228,6 +228,35 @@ fn constants_fold() {
     check(&graph(&tensors, &ops, &["y"]), &[1, 2], "y", &expected, 1e-6);
 }
 
+/// A product joins a sum of two summands. With more, the two operators stay apart.
+#[test]
+fn a_product_is_one_of_several_summands() {
+    let (k, n) = (21, 10);
+    let (x, w, b) = (exact(29, ROWS * k), exact(30, n * k), exact(31, n));
+    let others = [32, 33, 34].map(|seed| exact(seed, ROWS * n));
+    let mut tensors = vec![
+        tensor("x", "input", "f32", &[ROWS, k], &x, json!("replicated")),
+        tensor("w", "weight", "f32", &[n, k], &w, even(0)),
+        tensor("b", "weight", "f32", &[n], &b, even(0)),
+    ];
+    let names = ["p", "q", "r"];
+    for (name, values) in names.iter().zip(&others) {
+        tensors.push(tensor(name, "input", "f32", &[ROWS, n], values, json!("replicated")));
+    }
+    for product in [&["x", "w"][..], &["x", "w", "b"]] {
+        for count in 1..=3 {
+            let summands: Vec<&str> = std::iter::once("h").chain(names[..count].iter().copied()).collect();
+            let ops = [op("linear", product, &["h"], json!({})), op("add", &summands, &["y"], json!({}))];
+            let bias = (product.len() == 3).then_some(&b[..]);
+            let mut expected = reference::linear(&x, &w, k, bias);
+            for values in &others[..count] {
+                expected.iter_mut().zip(values).for_each(|(sum, value)| *sum += value);
+            }
+            check(&graph(&tensors, &ops, &["y"]), &[1, 2], "y", &expected, 1e-5);
+        }
+    }
+}
+
 /// An attribute of an operator that has no use for it would count for the operator that it is fused with.
 #[test]
 fn attributes_without_a_use_are_refused() {
