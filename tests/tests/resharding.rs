@@ -228,6 +228,28 @@ fn constants_fold() {
     check(&graph(&tensors, &ops, &["y"]), &[1, 2], "y", &expected, 1e-6);
 }
 
+/// A constant of which each rank holds a summand is not folded: its values are not its value.
+#[test]
+fn partial_constants_are_summed() {
+    let n = 7;
+    let (x, a, b) = (exact(8, ROWS * n), exact(9, ROWS * n), exact(10, ROWS * n));
+    let tensors = ["x", "a", "b"].map(|name| {
+        let (kind, values, shard) = match name {
+            "x" => ("input", &x, "replicated"),
+            "a" => ("constant", &a, "partial"),
+            _ => ("constant", &b, "replicated"),
+        };
+        let mut tensor = tensor(name, kind, "f32", &[ROWS, n], values, json!(shard));
+        tensor["rows"] = json!("fixed");
+        tensor
+    });
+    let ops = [op("add", &["a", "b"], &["c"], json!({})), op("add", &["x", "c"], &["y"], json!({}))];
+    for ranks in [1, 3] {
+        let expected: Vec<f64> = (0..ROWS * n).map(|i| x[i] + f64::from(ranks) * a[i] + b[i]).collect();
+        check(&graph(&tensors, &ops, &["y"]), &[ranks], "y", &expected, 1e-6);
+    }
+}
+
 /// A product joins a sum of two summands. With more, the two operators stay apart.
 #[test]
 fn a_product_is_one_of_several_summands() {

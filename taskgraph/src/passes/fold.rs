@@ -2,7 +2,8 @@
 
 use super::pass::{Context, Pass, Property};
 use crate::error::BuildError;
-use crate::op_graph::{Op, OpGraph, Role};
+use crate::op_graph::{Op, OpGraph, Role, Tensor};
+use crate::split::Sharding;
 use crate::task_type::OpError;
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -43,11 +44,14 @@ impl Pass for FoldConstants {
         while index < graph.ops.len() {
             let op = &graph.ops[index];
             let tensors = |ids: &[u32]| ids.iter().map(|&t| &graph.tensors[t as usize]).collect::<Vec<_>>();
-            let constant = |role: &Role| matches!(role, Role::Weight { .. } | Role::Constant);
+            // The values of a partial tensor are one rank's summand, not its value.
+            let constant = |t: &Tensor| {
+                matches!(t.role, Role::Weight { .. } | Role::Constant) && t.sharding != Sharding::Partial
+            };
             let task_type = context.registry.get(&op.op_type);
             let folds = task_type.is_some_and(|t| t.is_pure() && !t.has_effects())
                 && !op.inputs.is_empty()
-                && tensors(&op.inputs).iter().all(|t| constant(&t.role))
+                && tensors(&op.inputs).iter().all(|t| constant(t))
                 && tensors(&op.outputs).iter().all(|t| t.role == Role::Activation && !t.output);
             let evaluated = match folds {
                 true => self.0.evaluate(graph, op).map_err(|e| BuildError::op(&op.name, e.0))?,
