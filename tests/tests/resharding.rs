@@ -250,6 +250,48 @@ fn partial_constants_are_summed() {
     }
 }
 
+/// A bias and a norm's weight are loaded in the part that the operator needs, however they are sharded.
+#[test]
+fn vectors_need_not_be_sharded_as_they_are_needed() {
+    let (k, n) = (21, 10);
+    let (x, w, b, norm) = (exact(22, ROWS * k), exact(23, n * k), exact(24, n), exact(25, k));
+    let normed = reference::rmsnorm(&x, &norm, 1e-3);
+    let expected = reference::linear(&normed, &w, k, Some(&b));
+    let unit = json!({"dim": 0, "kind": "even", "unit": 3});
+    for (of_weight, of_bias, of_norm) in [
+        (even(0), json!("replicated"), json!("replicated")),
+        (even(0), unit.clone(), even(0)),
+        (json!("replicated"), even(0), unit),
+        (even(1), even(0), json!("replicated")),
+    ] {
+        let tensors = [
+            tensor("x", "input", "f32", &[ROWS, k], &x, json!("replicated")),
+            tensor("norm", "weight", "f32", &[k], &norm, of_norm),
+            tensor("w", "weight", "f32", &[n, k], &w, of_weight),
+            tensor("b", "weight", "bf16", &[n], &b, of_bias),
+        ];
+        let ops = [
+            op("rmsnorm", &["x", "norm"], &["h"], json!({"eps": 1e-3})),
+            op("linear", &["h", "w", "b"], &["y"], json!({})),
+        ];
+        check(&graph(&tensors, &ops, &["y"]), &[1, 2, 3], "y", &expected, 1e-5);
+    }
+}
+
+/// A constant has its own values on each rank, so it must be sharded as it is needed; the error says how.
+#[test]
+fn a_constant_bias_of_another_shard_is_refused() {
+    let tensors = [
+        tensor("x", "input", "f32", &[ROWS, 4], &exact(26, ROWS * 4), json!("replicated")),
+        tensor("w", "weight", "f32", &[6, 4], &exact(27, 24), even(0)),
+        tensor("b", "constant", "f32", &[6], &exact(28, 6), json!("replicated")),
+    ];
+    let model = graph(&tensors, &[op("linear", &["x", "w", "b"], &["y"], json!({}))], &["y"]);
+    let run = Job::new(2).arg(model.path()).run().expect(2).expect_nothing_left();
+    let wanted = r#"change that to {"dim":0,"kind":"even","unit":1}"#;
+    assert!(run.stderr.contains("`b`") && run.stderr.contains(wanted), "{}", run.stderr);
+}
+
 /// A product joins a sum of two summands. With more, the two operators stay apart.
 #[test]
 fn a_product_is_one_of_several_summands() {

@@ -5,6 +5,7 @@ use super::pass::{Context, Pass, Property};
 use super::view::op_view;
 use crate::collective::Alone;
 use crate::error::BuildError;
+use crate::json::shard_to_value;
 use crate::op_graph::{Attrs, Op, OpGraph, Role, Tensor};
 use crate::registry::Registry;
 use crate::split::{Sharding, Split};
@@ -102,16 +103,22 @@ impl Sharder<'_> {
     }
 
     fn operator(&mut self, graph: &mut OpGraph, mut op: Op) -> Result<(), BuildError> {
+        let constant = self.registry.get(&op.op_type).map_or(&[][..], |t| t.constant_inputs());
         let rule = loop {
             let rule = self.rule(&op, &op_view(graph, &op))?;
             let mut changed = false;
-            for (input, need) in op.inputs.iter_mut().zip(&rule.inputs) {
+            for (place, (input, need)) in op.inputs.iter_mut().zip(&rule.inputs).enumerate() {
                 let wanted = match need {
                     Need::AsIs => continue,
                     Need::Replicated => &Sharding::Replicated,
                     Need::Split(sharding) => sharding,
                 };
-                if self.world > 1 && graph.tensors[*input as usize].sharding != *wanted {
+                let tensor = &graph.tensors[*input as usize];
+                if self.world > 1 && tensor.sharding != *wanted {
+                    // A collective's result is written by tasks, so it is not constant.
+                    if constant.contains(&place) && matches!(tensor.role, Role::Constant | Role::Input) {
+                        return Err(BuildError::tensor(&tensor.name, other_shard(wanted)));
+                    }
                     *input = self.reshard(graph, *input, wanted)?;
                     changed = true;
                 }
@@ -201,6 +208,20 @@ impl Sharder<'_> {
         if let Some(&known) = self.resharded.get(&(tensor, to.clone())) {
             return Ok(known);
         }
+        let given = &graph.tensors[tensor as usize];
+        if matches!(given.role, Role::Weight { .. })
+            && given.dims.len() == 1
+            && given.sharding != Sharding::Partial
+        {
+            // A second weight with the same values, which each rank loads in the part that it needs. So it stays constant, and kernels
+            // may read it before their events. Vectors are small.
+            let name = fresh(&mut self.names, format!("{}.resharded", given.name));
+            let second = Tensor { name, sharding: to.clone(), output: false, ..given.clone() };
+            check_split(&second, self.world)?;
+            let id = graph.add_tensor(second).0;
+            self.resharded.insert((tensor, to.clone()), id);
+            return Ok(id);
+        }
         let (op_type, attrs) = self.collective(graph, tensor, to)?;
         let source = &graph.tensors[tensor as usize];
         let name = fresh(&mut self.names, format!("{}.{op_type}", source.name));
@@ -252,6 +273,15 @@ fn in_words(sharding: &Sharding) -> String {
     }
 }
 
+/// The message for a given tensor whose `shard` must be `to`.
+fn other_shard(to: &Sharding) -> String {
+    let shard = shard_to_value(to).unwrap_or_else(|| "replicated".into());
+    format!(
+        "is needed {} on several ranks, but its `shard` says otherwise; change that to {shard}",
+        in_words(to)
+    )
+}
+
 fn no_way(tensor: &Tensor, to: &Sharding) -> String {
     let place = if *to == Sharding::Replicated { "on every rank" } else { "split over the ranks" };
     match (&tensor.sharding, &tensor.role) {
@@ -259,9 +289,7 @@ fn no_way(tensor: &Tensor, to: &Sharding) -> String {
             "must be summed over the ranks, which needs f32, bf16 or f16 [rows, columns]; it is {} {:?}",
             tensor.dtype, tensor.dims
         ),
-        (_, Role::Weight { .. }) => {
-            format!("is needed {place}, but its `shard` says otherwise; change that to {to:?}")
-        }
+        (_, Role::Weight { .. }) => other_shard(to),
         _ => {
             format!("is needed {place} ({to:?}), but no collective can convert {:?} to that", tensor.sharding)
         }
