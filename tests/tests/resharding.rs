@@ -183,6 +183,29 @@ fn collectives_of_the_users_own() {
     }
 }
 
+/// A sum over the ranks and the user's own allreduce of it are two outputs, and so are a split tensor and its allgather.
+#[test]
+fn a_tensor_and_its_own_collective_are_both_outputs() {
+    let (k, n) = (21, 40);
+    let (x, w) = (exact(37, ROWS * k), exact(38, n * k));
+    let expected = reference::linear(&x, &w, k, None);
+    for (dim, collective) in [(1, "allreduce"), (0, "allgather")] {
+        let tensors = [
+            tensor("x", "input", "f32", &[ROWS, k], &x, json!("replicated")),
+            tensor("w", "weight", "f32", &[n, k], &w, even(dim)),
+        ];
+        let ops = [op("linear", &["x", "w"], &["h"], json!({})), op(collective, &["h"], &["y"], json!({}))];
+        let model = graph(&tensors, &ops, &["h", "y"]);
+        for name in ["h", "y"] {
+            check(&model, &[1, 3], name, &expected, 1e-5);
+            for lowering in ["one-shot", "two-shot"] {
+                let run = Job::new(2).arg(model.path()).args(["--allreduce", lowering]).run_json();
+                assert_eq!(run.outputs["h"].values, run.outputs["y"].values, "{collective}, {lowering}");
+            }
+        }
+    }
+}
+
 /// A split tensor, or a sum over ranks, is stored whole in a persistent tensor, by a collective of the user or an
 /// inserted one. With many columns there are several copies.
 #[test]

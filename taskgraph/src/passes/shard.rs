@@ -252,11 +252,13 @@ impl Sharder<'_> {
             {
                 continue;
             }
-            let whole = self.reshard(graph, id as u32, &Sharding::Replicated)? as usize;
-            graph.tensors[id].output = false;
+            let mut whole = self.reshard(graph, id as u32, &Sharding::Replicated)? as usize;
             if graph.tensors[whole].output {
-                continue;
+                // The user made it complete and wants both, so this one gets a collective of its own.
+                self.resharded.remove(&(id as u32, Sharding::Replicated));
+                whole = self.reshard(graph, id as u32, &Sharding::Replicated)? as usize;
             }
+            graph.tensors[id].output = false;
             graph.tensors[whole].output = true;
             let local = fresh(&mut self.names, format!("{}.local", graph.tensors[id].name));
             graph.tensors[whole].name = std::mem::replace(&mut graph.tensors[id].name, local);
