@@ -234,6 +234,78 @@ fn persistent_tensors_get_whole_values() {
     }
 }
 
+/// A persistent tensor is read, written, and read again: what was made of it for the first reader is not used for the second one. The
+/// second iteration reads what the first one wrote.
+#[test]
+fn a_persistent_tensor_is_resharded_again_after_it_was_written() {
+    let n = 6;
+    let (x, w, v) = (exact(39, ROWS * n), exact(40, n * n), exact(41, n * n));
+    let first = reference::linear(&x, &w, n, None);
+    let sum = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a + b).collect::<Vec<f64>>();
+    for (state, of_w, of_v) in [
+        (even(0), even(1), json!("replicated")),
+        (even(1), even(1), even(0)),
+        (json!("replicated"), even(0), even(1)),
+    ] {
+        let tensors = [
+            tensor("x", "input", "f32", &[ROWS, n], &x, json!("replicated")),
+            tensor("w", "weight", "f32", &[n, n], &w, of_w),
+            tensor("v", "weight", "f32", &[n, n], &v, of_v),
+            json!({"name": "s", "kind": "persistent", "dtype": "f32", "dims": [ROWS, n], "rows": "tokens", "shard": state}),
+        ];
+        let ops = [
+            op("add", &["s", "x"], &["before"], json!({})),
+            op("linear", &["s", "v"], &["p"], json!({})),
+            op("linear", &["before", "w"], &["s"], json!({})),
+            op("add", &["s", "x"], &["after"], json!({})),
+            op("linear", &["s", "v"], &["q"], json!({})),
+        ];
+        let model = graph(&tensors, &ops, &["before", "p", "after", "q", "s"]);
+        for ranks in [1, 2, 3] {
+            let second = reference::linear(&sum(&first, &x), &w, n, None);
+            let zero = vec![0.0; ROWS * n];
+            for (iterations, old, new) in [("1", &zero, &first), ("2", &first, &second)] {
+                let run = Job::new(ranks).arg(model.path()).args(["--iterations", iterations]).run_json();
+                for (name, expected) in [
+                    ("before", sum(old, &x)),
+                    ("p", reference::linear(old, &v, n, None)),
+                    ("after", sum(new, &x)),
+                    ("q", reference::linear(new, &v, n, None)),
+                    ("s", new.clone()),
+                ] {
+                    for (found, expected) in run.outputs[name].values.iter().zip(&expected) {
+                        let near = (found - expected).abs() <= 1e-5 * (1.0 + expected.abs());
+                        assert!(
+                            near,
+                            "{name}, {ranks} ranks, {iterations} iterations: {found}, not {expected}"
+                        );
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// A user's slice of a persistent tensor, or on one rank any collective of it, is a copy: it keeps the value that it read.
+#[test]
+fn a_slice_keeps_the_value_that_it_read() {
+    let n = 6;
+    let (x, w) = (exact(42, ROWS * n), exact(43, n * n));
+    let tensors = [
+        tensor("x", "input", "f32", &[ROWS, n], &x, json!("replicated")),
+        tensor("w", "weight", "f32", &[n, n], &w, json!("replicated")),
+        json!({"name": "s", "kind": "persistent", "dtype": "f32", "dims": [ROWS, n], "rows": "tokens"}),
+    ];
+    let ops = [
+        // A slice of an input looks the same, but needs no copy.
+        op("slice", &["x"], &["part"], json!({"shard": even(1)})),
+        op("slice", &["s"], &["old"], json!({"shard": even(1)})),
+        op("linear", &["x", "w"], &["s"], json!({})),
+        op("add", &["part", "old"], &["y"], json!({})),
+    ];
+    check(&graph(&tensors, &ops, &["y"]), &[1, 2, 3], "y", &x, 1e-6);
+}
+
 /// Operators of constants are computed once, at load.
 #[test]
 fn constants_fold() {

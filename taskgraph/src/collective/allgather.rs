@@ -2,7 +2,7 @@
 
 use super::contract::{Collective, CollectiveOp, Exchange, Lowered, Operand, Placed, Send, Step};
 use super::moves::{Move, local_copies, moves, overlaps, rows_kind_of_blocks, split_dim};
-use crate::op_graph::Attrs;
+use crate::op_graph::{Attrs, Role};
 use crate::region::Region;
 use crate::split::Sharding;
 use crate::task_type::{Need, OpError, OpView, OperandView, ShardRule, TensorType};
@@ -45,19 +45,27 @@ impl Collective for AllGather {
         let rows_kind = rows_kind_of_blocks(dims, &[split_dim(input.sharding)], input.ty.rows);
         // The producer writes its block in place, if it is a single block that no other rank writes too.
         let single = matches!(input.sharding, Sharding::Split { parts, .. } if parts.len() == 1);
-        let placed = (op.can_place && single && !overlaps(dims, input.sharding, world)).then(|| Placed {
-            dim: split_dim(input.sharding).unwrap_or(0),
-            first: (0..world)
-                .map(|r| input.sharding.ranges(r, world).first().map_or(0, |range| range.start as u32))
-                .collect(),
-        });
+        // A later operator may write a persistent input while a put still reads it. So puts read the copy in the output.
+        let staged = matches!(input.role, Role::Persistent { .. });
+        let placed =
+            (op.can_place && single && !staged && !overlaps(dims, input.sharding, world)).then(|| Placed {
+                dim: split_dim(input.sharding).unwrap_or(0),
+                first: (0..world)
+                    .map(|r| input.sharding.ranges(r, world).first().map_or(0, |range| range.start as u32))
+                    .collect(),
+            });
         let mut steps = Vec::new();
         if world > 1 {
+            let mut sends = to_peers(&lists, world);
+            if staged {
+                let all = sends.iter_mut().flatten();
+                all.for_each(|send| send.source = send.source.map(|_| send.target));
+            }
             steps.push(Step::Exchange(Exchange {
-                source: Operand::Input(0),
+                source: if staged { Operand::Output } else { Operand::Input(0) },
                 target: Operand::Output,
                 rows_kind,
-                sends: to_peers(&lists, world),
+                sends,
                 rows_per_index: 0,
                 between_all: true,
                 completes: None,
@@ -67,7 +75,9 @@ impl Collective for AllGather {
             let own = own_moves(&lists);
             let last = dims.len() - 1;
             let operands = (Operand::Input(0), Operand::Output);
-            steps.push(Step::Tasks(local_copies(&own, operands, last, rows_kind, &op.options.target)));
+            let copies = Step::Tasks(local_copies(&own, operands, last, rows_kind, &op.options.target));
+            let place = if staged { 0 } else { steps.len() };
+            steps.insert(place, copies);
         }
         Ok(Lowered { input_in_output: placed, steps, ..Lowered::default() })
     }

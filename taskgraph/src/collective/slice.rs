@@ -68,8 +68,9 @@ impl Collective for Slice {
         let (input, output, world) = (&op.view.inputs[0], &op.view.outputs[0], op.world());
         if let (Sharding::Split { dim, parts }, Role::Activation) = (output.sharding, output.role)
             && parts.len() == 1
+            && !matches!(input.role, Role::Persistent { .. })
         {
-            // A single block of existing data, so nothing is copied.
+            // A single block of existing data that no later operator writes, so nothing is copied.
             let first =
                 |rank| output.sharding.ranges(rank, world).first().map_or(0, |range| range.start as u32);
             let placed = Placed { dim: *dim, first: (0..world).map(first).collect() };

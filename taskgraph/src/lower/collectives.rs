@@ -78,8 +78,12 @@ fn key(op: &Op, view: &OpView<'_>, can_place: bool, can_push: bool, rows: SumRow
     let mut key = String::with_capacity(256);
     let _ = write!(key, "{} {can_place} {can_push} {rows:?} {:?}", op.op_type, op.attrs);
     for operand in view.inputs.iter().chain(&view.outputs) {
-        let activation = *operand.role == Role::Activation;
-        let _ = write!(key, "|{:?} {:?} {activation}", operand.ty, operand.sharding);
+        let role = match operand.role {
+            Role::Activation => "activation",
+            Role::Persistent { .. } => "persistent",
+            _ => "given",
+        };
+        let _ = write!(key, "|{:?} {:?} {role}", operand.ty, operand.sharding);
     }
     key
 }

@@ -127,6 +127,7 @@ impl Sharder<'_> {
                 break rule;
             }
         };
+        let written: Vec<u32> = op.outputs.iter().copied().filter(|&t| is_persistent(graph, t)).collect();
         let mut into: Vec<(u32, u32)> = Vec::new();
         for (place, sharding) in rule.outputs.into_iter().enumerate() {
             let output = op.outputs[place];
@@ -170,6 +171,10 @@ impl Sharder<'_> {
             }
         }
         self.ops.push(op);
+        // What was made from the old value of a persistent tensor is not its new value.
+        if !written.is_empty() {
+            self.resharded.retain(|(tensor, _), _| !written.contains(tensor));
+        }
         into.into_iter().try_for_each(|(from, to)| self.reshard_into(graph, from, to))
     }
 
@@ -267,6 +272,10 @@ impl Sharder<'_> {
     }
 }
 
+fn is_persistent(graph: &OpGraph, tensor: u32) -> bool {
+    matches!(graph.tensors[tensor as usize].role, Role::Persistent { .. })
+}
+
 fn in_words(sharding: &Sharding) -> String {
     match sharding {
         Sharding::Replicated => "whole on every rank".into(),
@@ -344,7 +353,9 @@ fn remove_collectives(graph: &mut OpGraph, registry: &Registry) {
             let (input, output) = (op.inputs[0] as usize, op.outputs[0] as usize);
             let wanted = graph.tensors[output].output;
             let producible = graph.tensors[input].role == Role::Activation && !graph.tensors[input].output;
-            if graph.tensors[output].role == Role::Activation && (!wanted || producible) {
+            // A later operator may write a persistent input. Then its readers must not see what was read before.
+            let keeps = !is_persistent(graph, input as u32);
+            if graph.tensors[output].role == Role::Activation && keeps && (!wanted || producible) {
                 if wanted {
                     let (name, other) =
                         (graph.tensors[output].name.clone(), graph.tensors[input].name.clone());
