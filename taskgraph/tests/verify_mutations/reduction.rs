@@ -26,11 +26,12 @@ fn compare(graphs: &[TaskGraph], program: &[usize], most: usize, what: &str) -> 
 #[test]
 fn reduced_exploration_has_the_same_final_states() {
     let wanted = number("MPK_REDUCTION", 300);
-    let mut seed = number("MPK_SEED", 1) << 40;
+    // In the first one, the order of a write that becomes visible late matters.
+    let mut seeds = std::iter::once(833 + (1 << 40)).chain(1 + (number("MPK_SEED", 1) << 40)..);
     let (mut compared, mut several, mut whole, mut states, mut fewer) = (0, 0, 0, 0, 0);
     let mut kinds: BTreeMap<String, u64> = BTreeMap::new();
     while compared < wanted {
-        seed += 1;
+        let Some(seed) = seeds.next() else { break };
         let mut random = Random(seed);
         let mut graphs = match random.chance(50) {
             true => by_hand(&mut random),
