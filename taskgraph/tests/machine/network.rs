@@ -79,12 +79,12 @@ impl Machine {
         let mut counts = self.counts(&bounds);
         let mut polls = self.polls();
         for (iteration, &(class, epoch)) in self.program.iter().enumerate() {
-            for rank in 0..self.world {
+            let (starts, ends) = (&bounds[iteration], &bounds[iteration + 1]);
+            for (rank, (&start, &end)) in starts.iter().zip(ends).enumerate() {
                 let mut count = |network: &mut Network, on: (u32, u32)| {
                     let counter = self.counter(class, rank, on.0);
                     counts.reaches(network, counter, self.wanted(class, epoch, rank, on))
                 };
-                let (start, end) = (bounds[iteration][rank], bounds[iteration + 1][rank]);
                 network.require(end, start);
                 let ended = count(&mut network, (EventId::END_OF_GRAPH, 0));
                 network.require(end, ended);
