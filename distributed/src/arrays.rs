@@ -5,7 +5,7 @@ use crate::image::Image;
 use crate::memory::Layout;
 use crate::tensors::Slot;
 use kernels_cu::abi;
-use kernels_cu::layout::packed_layout;
+use kernels_cu::layout::layout_of;
 use kernels_cu::registry::type_number;
 use taskgraph::task_graph::{EventType, Place, Space, TaskGraph};
 use taskgraph::{EventId, Placement};
@@ -62,7 +62,6 @@ impl GraphArrays {
                 params,
             });
         }
-        let packed = packed_layout(graph.backend);
         arrays.operands = graph
             .operands
             .iter()
@@ -74,7 +73,7 @@ impl GraphArrays {
                     strides: operand.strides,
                     dtype: tensor.dtype as u8,
                     ndim: operand.ndim,
-                    layout: if tensor.tiled { packed } else { abi::MPK_LAYOUT_STRIDED as u8 },
+                    layout: layout_of(tensor, graph.backend),
                     symmetric: u8::from(tensor.space == Space::Symmetric),
                     pe: match operand.place {
                         Place::Own => -1,

@@ -193,6 +193,7 @@ mod tests {
             parts: Vec::new(),
             region_dims: vec![100],
             tiled: false,
+            paired: false,
             output: false,
             rows: Rows::Fixed,
             overlay: None,

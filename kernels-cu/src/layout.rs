@@ -4,16 +4,21 @@ use crate::abi;
 use std::ops::Range;
 use taskgraph::DType;
 use taskgraph::target::Backend;
+use taskgraph::task_graph::TensorEntry;
 
 const _: () = {
     assert!(Backend::Cpu.tile_k() == abi::MPK_TILE_K && Backend::Cuda.tile_k() == abi::MPK_FRAGMENT_K);
+    assert!(matches!(Backend::Cuda.pair_rows(), Some(abi::MPK_PAIR_ROWS)));
+    assert!(2 * abi::MPK_PAIR_ROWS == abi::MPK_TILE_ROWS);
 };
 
-/// The `enum mpk_layout` of a packed matrix (`TensorEntry::tiled`).
-pub fn packed_layout(backend: Backend) -> u8 {
-    let layout = match backend {
-        Backend::Cpu => abi::MPK_LAYOUT_TILED,
-        Backend::Cuda => abi::MPK_LAYOUT_FRAGMENT,
+/// The `enum mpk_layout` of a tensor.
+pub fn layout_of(tensor: &TensorEntry, backend: Backend) -> u8 {
+    let layout = match (tensor.tiled, backend) {
+        (false, _) => abi::MPK_LAYOUT_STRIDED,
+        (true, Backend::Cpu) => abi::MPK_LAYOUT_TILED,
+        (true, Backend::Cuda) if tensor.paired => abi::MPK_LAYOUT_PAIRED,
+        (true, Backend::Cuda) => abi::MPK_LAYOUT_FRAGMENT,
     };
     layout as u8
 }

@@ -15,7 +15,7 @@ SHAPES = [(37, 45), (1024, 130), (171, 64), (4096, 96), (64, 1000), (1, 17), (20
 WIDE_SHAPES = [(4096, 96), (200, 1000), (72, 331), (1000, 130), (256, 513), (136, 4112), (12288, 72), (64, 64)]
 # With 1,100 rows on about 132 workers, the last tiles of these are cut (wide_tile.rs)
 CUT_SHAPES = [(4104, 3600)]
-WIDE_GATED = [(61, 48), (1000, 272), (128, 528), (2048, 2128), (4096, 64), (1032, 80)]
+WIDE_GATED = [(61, 48), (1000, 272), (128, 520), (2048, 2128), (4096, 64), (1032, 88)]
 NORM_SIZES = [61, 128, 4096, 5, 224, 1000]
 HEADS = [(8, 2, 128), (4, 4, 64), (8, 4, 16), (6, 1, 32), (8, 2, 8), (16, 8, 128)]  # query heads, KV heads, head size
 VOCABULARIES = [1000, 4001, 151936, 17]
@@ -79,11 +79,11 @@ def norms(g, index):
             g.expect_values(g.named("y"), values, spread, "f32" if gather else dtype)
 
 
-GATED = [(61, 48), (1000, 272), (4096, 16), (128, 528), (224, 97), (2048, 2128), (5, 32), (1032, 64)]
+GATED = [(61, 40), (1000, 272), (4096, 16), (128, 528), (224, 97), (2048, 2128), (5, 32), (1032, 72)]
 
 
 def gated_products(g, index, shapes=GATED, count=4):
-    """`rmsnorm`, `linear` and `silu_mul`, which GPUs compute in one task type if the up rows begin at a tile of 16 rows."""
+    """`rmsnorm`, `linear` and `silu_mul`, which GPUs compute in one task type if the number of gates is a multiple of 8."""
     for i, (k, n) in enumerate(rotated(shapes, 3 * index, count)):
         dtype, bias, gather = DTYPES[(i + index) % 3], (i + index) % 2 == 1, i == 2
         if not g.begin(f"rmsnorm_linear_silu_mul {dtype} k={k} n={n} bias={bias} gather={gather}"):

@@ -20,7 +20,13 @@ pub fn digest(graph: &TaskGraph) -> u64 {
     h.count(graph.tensors.len());
     for t in &graph.tensors {
         h.text(&t.name);
-        h.words(&[t.dtype as u32, t.space as u32, u32::from(t.tiled), u32::from(t.output), t.rows as u32]);
+        h.words(&[
+            t.dtype as u32,
+            t.space as u32,
+            u32::from(t.tiled) + 2 * u32::from(t.paired),
+            u32::from(t.output),
+            t.rows as u32,
+        ]);
         h.long(t.bytes);
         for list in [&t.dims, &t.strides, &t.region_dims] {
             h.count(list.len());

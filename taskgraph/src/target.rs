@@ -23,6 +23,15 @@ impl Backend {
             Backend::Cuda => 16,
         }
     }
+
+    /// In a paired matrix ([`crate::task_graph::TensorEntry::paired`]) this number of rows of each half alternate. `None`: the
+    /// backend has no paired matrices.
+    pub const fn pair_rows(self) -> Option<u32> {
+        match self {
+            Backend::Cpu => None,
+            Backend::Cuda => Some(8),
+        }
+    }
 }
 
 /// A row of the hardware table.

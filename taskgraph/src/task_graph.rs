@@ -163,6 +163,9 @@ pub struct TensorEntry {
     pub region_dims: Vec<u32>,
     /// True for constant matrices that are packed in tiles of 16 rows, in the order that [`TaskGraph::backend`] reads.
     pub tiled: bool,
+    /// True for a packed matrix whose two halves alternate: [`Backend::pair_rows`] rows of the first half, then the rows of the
+    /// second half that belong to them, and so on. Regions and views count rows in this order, `parts` in the order of the source.
+    pub paired: bool,
     /// The user wants its value.
     pub output: bool,
     /// What the first dimension counts. The host needs it to read an output.

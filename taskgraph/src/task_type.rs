@@ -226,6 +226,13 @@ pub trait TaskType: Debug + Send + Sync {
         &[]
     }
 
+    /// Packed inputs that are read as pairs of rows on this target ([`crate::task_graph::TensorEntry::paired`]). All readers of such a
+    /// weight must agree. The regions of its tasks count rows as they lie in memory.
+    fn paired_inputs(&self, target: &Target) -> &'static [usize] {
+        let _ = target;
+        &[]
+    }
+
     /// Inputs that never change while the kernel runs: weights, constants, or inputs of the graph; others are refused. A loader may
     /// fetch them before the task's events.
     fn constant_inputs(&self) -> &'static [usize] {

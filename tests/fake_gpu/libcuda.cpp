@@ -9,7 +9,7 @@
  * FAKE_GPU_DRIVER is the driver's version (13000), FAKE_GPU_MEMORY its free bytes, FAKE_GPU_SHARED the shared memory of a
  * block, FAKE_GPU_CAPABILITY the compute capability (90), FAKE_GPU_REFUSES=1 makes it refuse cubins.
  * FAKE_GPU_RANK_1_SEES_ONE=1 hides the first GPU from rank 1. FAKE_GPU_DUMP names a file that gets the packed matrices of the
- * first graph: a line of values for each row, in the order of addresses. */
+ * first graph: a line of values for each row, in the order of addresses; of paired rows, first all gates and then all ups. */
 #include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -18,6 +18,7 @@
 #include <map>
 #include <mutex>
 #include <string>
+#include <vector>
 
 #include "../../kernels-cu/src/gpu/weights.cuh"
 
@@ -64,19 +65,35 @@ float element(const mpk_operand& o, uint32_t row, uint32_t k) {
   return __bfloat162float(reinterpret_cast<const __nv_bfloat16*>(o.addr)[at]);
 }
 
+/* The operand's rows with numbers in `rows`, in this order. */
+void print(FILE* file, const mpk_operand& o, const std::vector<uint32_t>& rows) {
+  for (const uint32_t row : rows) {
+    for (uint32_t k = 0; k < o.dims[1]; ++k) fprintf(file, "%.9g ", element(o, row, k));
+    fprintf(file, "\n");
+  }
+}
+
 void dump(const char* path) {
   FILE* file = fopen(path, "w");
   const mpk_graph& graph = rank->graphs[0];
   std::map<uint64_t, const mpk_operand*> matrices;
   for (uint32_t i = 0; i < graph.num_operands; ++i) {
     const mpk_operand& o = graph.operands[i];
-    if (o.layout == MPK_LAYOUT_FRAGMENT) matrices[o.addr] = &o;
+    if (o.layout == MPK_LAYOUT_FRAGMENT || o.layout == MPK_LAYOUT_PAIRED) matrices[o.addr] = &o;
   }
-  for (const auto& [address, o] : matrices) {
-    for (uint32_t row = 0; row < o->dims[0]; ++row) {
-      for (uint32_t k = 0; k < o->dims[1]; ++k) fprintf(file, "%.9g ", element(*o, row, k));
-      fprintf(file, "\n");
-    }
+  for (auto at = matrices.begin(); at != matrices.end();) {
+    /* Operands that lie one after the other are one matrix. */
+    mpk_operand whole = *at->second;
+    const uint64_t size = whole.dtype == MPK_F32 ? 4 : 2;
+    for (++at; at != matrices.end() && at->second->layout == whole.layout && at->second->dims[1] == whole.dims[1] &&
+               at->first == whole.addr + static_cast<uint64_t>(whole.dims[0]) * whole.strides[0] * size;
+         ++at)
+      whole.dims[0] += at->second->dims[0];
+    std::vector<uint32_t> rows, ups;
+    for (uint32_t row = 0; row < whole.dims[0]; ++row)
+      (whole.layout == MPK_LAYOUT_PAIRED && row % 16 >= 8 ? ups : rows).push_back(row);
+    print(file, whole, rows);
+    print(file, whole, ups);
   }
   fclose(file);
 }

@@ -8,7 +8,7 @@ use crate::error::{Error, Result};
 use crate::fill::{Piece, TensorSource, Values};
 use crate::tensors::Slot;
 use kernels_cu::abi;
-use kernels_cu::layout::packed_layout;
+use kernels_cu::layout::layout_of;
 use std::ffi::c_void;
 use std::ops::Range;
 use std::sync::Arc;
@@ -34,8 +34,9 @@ struct Target {
     columns: u64,
     dtype: u32,
     layout: u32,
+    half_rows: u64,
 }
-const _: () = assert!(size_of::<Target>() == 56);
+const _: () = assert!(size_of::<Target>() == 64);
 
 /// The kernels that write weights.
 #[derive(Clone, Copy)]
@@ -103,7 +104,8 @@ fn target(tensor: &TensorEntry, slot: Slot, piece: &Piece, rows: &Range<u64>) ->
         rows: rows.end - rows.start,
         columns: piece.columns,
         dtype: tensor.dtype as u32,
-        layout: if tensor.tiled { u32::from(packed_layout(Backend::Cuda)) } else { abi::MPK_LAYOUT_STRIDED },
+        layout: u32::from(layout_of(tensor, Backend::Cuda)),
+        half_rows: tensor.dims.first().map_or(0, |&rows| u64::from(rows / 2)),
     }
 }
 
@@ -334,6 +336,7 @@ mod tests {
             parts: Vec::new(),
             region_dims: vec![rows, columns],
             tiled: true,
+            paired: false,
             output: false,
             rows: Rows::Fixed,
             overlay: None,

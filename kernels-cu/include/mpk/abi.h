@@ -65,7 +65,7 @@ enum mpk_placement { MPK_STATIC = 0, MPK_DYNAMIC = 1, MPK_MIXED = 2 };
  * MPK_LAYOUT_TILED: rows (output columns of a linear) in tiles of 16. Inside a tile,
  *   bf16: [k/2][16 rows][2]; f16 and f32: [k][16 rows]. Rows are padded with zeros to a multiple of 16, so the
  *   tile of row r (a multiple of 16) starts at element r * strides[0]. */
-enum mpk_layout { MPK_LAYOUT_STRIDED = 0, MPK_LAYOUT_TILED = 1, MPK_LAYOUT_FRAGMENT = 2 };
+enum mpk_layout { MPK_LAYOUT_STRIDED = 0, MPK_LAYOUT_TILED = 1, MPK_LAYOUT_FRAGMENT = 2, MPK_LAYOUT_PAIRED = 3 };
 #define MPK_TILE_ROWS 16u
 #define MPK_TILE_K 2u
 /* MPK_LAYOUT_FRAGMENT (GPU): rows in tiles of 16 as above, k rounded up to MPK_FRAGMENT_K. A tile is a sequence of blocks of 16 k,
@@ -75,6 +75,10 @@ enum mpk_layout { MPK_LAYOUT_STRIDED = 0, MPK_LAYOUT_TILED = 1, MPK_LAYOUT_FRAGM
  *                 0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, ..., so a lane needs four adjacent elements of the right operand;
  *   f32:          (k % 8 * 2 + k / 8) * 16 + row: one half-warp has the first 8 k, the other the last 8. */
 #define MPK_FRAGMENT_K 16u
+/* MPK_LAYOUT_PAIRED (GPU): MPK_LAYOUT_FRAGMENT for [gate | up], with the rows in another order. Tile t has the gates t * MPK_PAIR_ROWS ..
+ * + MPK_PAIR_ROWS and then their ups. Then a lane's sums of the product have each gate next to its up, and the smallest share of a
+ * gated product is one tile. Dimensions and strides of operands count rows in this order. */
+#define MPK_PAIR_ROWS 8u
 /* MPK_LAYOUT_WIDE: activations of 2-byte types, as wide products read them. A strided tensor [row tiles, column tiles,
  * MPK_WIDE_ROWS, MPK_WIDE_COLUMNS] whose last dimension is permuted, so that one copy brings 128 rows x 64 columns to shared
  * memory as wgmma reads its right operand (128-byte swizzle). Columns are padded with zeros. Column c, 0..63, of row r is, within

@@ -2,7 +2,7 @@
 
 use super::GpuError;
 use crate::abi;
-use crate::layout::packed_layout;
+use crate::layout::layout_of;
 use crate::registry::{GpuCode, GpuSite, registration};
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -164,10 +164,9 @@ struct TensorForm {
 
 impl TensorForm {
     fn new(tensor: &taskgraph::task_graph::TensorEntry, graph: &TaskGraph) -> Self {
-        let strided = abi::MPK_LAYOUT_STRIDED as u8;
         TensorForm {
             dtype: tensor.dtype as u8,
-            layout: if tensor.tiled { packed_layout(graph.backend) } else { strided },
+            layout: layout_of(tensor, graph.backend),
             symmetric: u8::from(tensor.space == Space::Symmetric),
         }
     }
@@ -301,6 +300,7 @@ mod tests {
             parts: Vec::new(),
             region_dims: dims.to_vec(),
             tiled,
+            paired: false,
             output: false,
             rows: Rows::Fixed,
             overlay: None,

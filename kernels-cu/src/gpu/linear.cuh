@@ -1,5 +1,6 @@
 /* The linear family: x, prepared as rows (linear_rows.cuh), times a weight in MPK_LAYOUT_FRAGMENT that the loader
- * warp streams (linear_product.cuh), plus bias and residual.
+ * warp streams (linear_product.cuh), plus bias and residual. A gated product has its weight in MPK_LAYOUT_PAIRED: a tile has
+ * 8 gates and then their ups, and gives 8 columns of the output.
  *
  * Order of the stages, the same in `load` and `run`: blocks of output rows; groups of tiles; segments of k whose
  * rows fit into shared memory; tiles; stages. If K has more than one segment, the sums of a group's tiles are
@@ -52,7 +53,7 @@ struct Linear : TaskCode {
   struct Plan {
     uint32_t traits;    /* Traits */
     uint32_t blocks;    /* of k */
-    uint32_t rows, tiles; /* tiles of the product; if it is gated, twice those of the output */
+    uint32_t rows, tiles; /* tiles of the weight */
     uint32_t row_block; /* rows at once */
     uint32_t group;     /* tiles whose sums are carried */
     uint32_t segment;   /* blocks of k */
@@ -63,12 +64,12 @@ struct Linear : TaskCode {
   static __device__ __forceinline__ Plan plan(const TaskSlot& slot) {
     Plan p;
     const mpk_linear_params& params = params_of(slot);
-    const uint32_t kind = params.rows_kind, gated = params.gated;
+    const uint32_t kind = params.rows_kind;
     const uint32_t capacity = slot.operands[slot.task.num_inputs].dims[0];
     p.rows = kind == 0 ? slot.num_rows : kind == 1 ? slot.num_samples : capacity;
     p.rows = min(p.rows, capacity);
     p.blocks = (slot.operands[kWeight].dims[1] + 15) / 16;
-    p.tiles = (slot.operands[kWeight].dims[0] + 15) / 16 << gated;
+    p.tiles = (slot.operands[kWeight].dims[0] + 15) / 16;
     p.row_block = p.rows;
     if (p.rows > kColumns) {
       const uint32_t row_blocks = (p.rows + kColumns - 1) / kColumns;
@@ -76,23 +77,23 @@ struct Linear : TaskCode {
     }
     p.group = p.tiles;
     p.segment = p.blocks;
-    if (p.row_block * row_bytes(p.blocks) > kRoom) choose_segment(p, gated);
-    p.traits = gated * kGated | params.has_bias * kHasBias | (params.has_bias & params.add_bias) * kAddsBias |
+    if (p.row_block * row_bytes(p.blocks) > kRoom) choose_segment(p);
+    p.traits = params.gated * kGated | params.has_bias * kHasBias | (params.has_bias & params.add_bias) * kAddsBias |
                params.has_residual * kAddsResidual | (p.segment != p.blocks ? kCarries : 0u);
     return p;
   }
 
   /* The longest segment with which all tiles form one group; if that is too short, the shortest segment and more
    * groups. */
-  static __device__ __forceinline__ void choose_segment(Plan& p, uint32_t gated) {
+  static __device__ __forceinline__ void choose_segment(Plan& p) {
     const uint32_t room_of_row = kRoom / p.row_block;
-    p.group = min(p.tiles, room_of_row / kCarriedBytes) >> gated << gated;
+    p.group = min(p.tiles, room_of_row / kCarriedBytes);
     const uint32_t blocks = (room_of_row - p.group * kCarriedBytes) / kRowBlockBytes<Weight>;
     constexpr uint32_t kPadding = 3; /* blocks of row_bytes, at most */
     p.segment = blocks < kPadding ? 0 : (blocks - kPadding) / kStageBlocks<Weight> * kStageBlocks<Weight>;
     if (p.segment < kLeastSegment) {
       p.segment = kLeastSegment;
-      p.group = (room_of_row - row_bytes(kLeastSegment)) / kCarriedBytes >> gated << gated;
+      p.group = (room_of_row - row_bytes(kLeastSegment)) / kCarriedBytes;
     }
   }
 
@@ -118,9 +119,8 @@ __device__ inline bool Linear<Weight, Source, MostK, N8, X, Norm>::load(Loader& 
       for (uint32_t from = 0, blocks; from != p.blocks; from += blocks) {
         blocks = min(p.segment, p.blocks - from);
         for (uint32_t tile = group; tile < group_end; ++tile) {
-          const uint32_t half = reread(params_of(*loader.slot).gated);
-          const uint8_t* at = reinterpret_cast<const uint8_t*>(loader.slot->operands[kWeight + (tile & half)].addr) +
-                              (static_cast<uint64_t>(tile >> half) * p.blocks + from) * kBlockBytes<Weight>;
+          const uint8_t* at = reinterpret_cast<const uint8_t*>(loader.slot->operands[kWeight].addr) +
+                              (static_cast<uint64_t>(tile) * p.blocks + from) * kBlockBytes<Weight>;
           /* A single call, because it is inlined. */
           for (uint32_t left = blocks * kBlockBytes<Weight>, bytes; left != 0; left -= bytes, at += bytes) {
             bytes = min(left, kStageBytes);
@@ -179,24 +179,25 @@ __device__ __forceinline__ int Linear<Weight, Source, MostK, N8, X, Norm>::multi
         const uint32_t num_columns = reread(context.input(kWeight).dims[0]);
         tell_state(kTakesStages);
         Product<Weight, N8> product(context, rows_at, rows, stride);
-        float gate[kPasses] = {};
         for (uint32_t tile = group; tile < group_end; ++tile) {
-          const uint32_t traits = reread(p.traits), gated = traits & kGated, bias_at = kWeight + 1 + gated;
-          /* The assignment of sums to threads. It rotates, so that with few rows the warps share the work. */
-          const uint32_t out_tile = tile >> gated;
-          const uint32_t turned = (context.thread + out_tile % kComputeWarps * 32) % kComputeThreads;
+          const uint32_t traits = reread(p.traits), gated = traits & kGated;
+          /* The assignment of sums to threads. It rotates, so that with few rows the warps share the work. A warp has whole rows of the
+           * tile: in a gated product, the sum of an up is eight lanes after that of its gate. */
+          const uint32_t turned = (context.thread + tile % kComputeWarps * 32) % kComputeThreads;
           float bias[kPasses], residual[kPasses];
 #pragma unroll
           for (uint32_t pass = 0; pass < kPasses; ++pass) {
-            const uint32_t sum = turned + pass * kComputeThreads, row = sum / 16, column = out_tile * 16 + sum % 16;
+            const uint32_t sum = turned + pass * kComputeThreads, row = sum / 16, column = tile * 16 + sum % 16;
             bias[pass] = residual[pass] = 0.0f;
             if (last && row < rows && column < num_columns) {
               if ((traits & kAddsBias) != 0) {
-                const mpk_operand& operand = context.input(bias_at + (tile & gated));
-                bias[pass] = load_as_f32(reinterpret_cast<const void*>(operand.addr), operand.dtype, column);
+                /* Of gates and ups, each has its own bias. */
+                const mpk_operand& operand = context.input(kWeight + 1 + (gated != 0 ? sum / MPK_PAIR_ROWS % 2 : 0));
+                const uint32_t at = gated != 0 ? tile * MPK_PAIR_ROWS + sum % MPK_PAIR_ROWS : column;
+                bias[pass] = load_as_f32(reinterpret_cast<const void*>(operand.addr), operand.dtype, at);
               }
               if ((traits & kAddsResidual) != 0) {
-                const mpk_operand& operand = context.input(bias_at + ((traits & kHasBias) != 0 ? 1 + gated : 0));
+                const mpk_operand& operand = context.input(kWeight + 1 + ((traits & kHasBias) != 0 ? 1 : 0));
                 residual[pass] = reinterpret_cast<const float*>(row_address(operand, first_row + row))[column];
               }
             }
@@ -218,31 +219,34 @@ __device__ __forceinline__ int Linear<Weight, Source, MostK, N8, X, Norm>::multi
 
 #pragma unroll
           for (uint32_t pass = 0; pass < kPasses; ++pass) {
-            const uint32_t sum = turned + pass * kComputeThreads, row = sum / 16, column = out_tile * 16 + sum % 16;
-            if (row < rows) {
+            const uint32_t sum = turned + pass * kComputeThreads, row = sum / 16;
+            if (sum / 32 * 2 < rows) { /* the first of the warp's two rows, so the whole warp comes here */
               float value = 0.0f;
 #pragma unroll
               for (uint32_t warp = 0; warp < kComputeWarps; ++warp) value += tile_shares[warp * kShareFloats + share_index(row, sum % 16)];
-              if ((traits & kCarries) != 0) {
+              if ((traits & kCarries) != 0 && row < rows) {
                 float* const carried = reinterpret_cast<float*>(work + kWorkBytes) - ((tile - group + 1) * rows * 16) + sum;
                 if (from != 0) value += *carried;
                 if (!last) *carried = value;
               }
-              if (last && column < num_columns) {
+              if (last) {
+                uint32_t column = tile * 16 + sum % 16;
+                bool stores = row < rows && column < num_columns;
                 if ((traits & kAddsBias) != 0) value += bias[pass];
                 if ((traits & kAddsResidual) != 0) value += residual[pass];
                 const uint32_t dtype = reread(out.dtype);
                 if (gated != 0) {
                   value = rounded_to(dtype, value);
-                  if (tile % 2 == 0) {
-                    gate[pass] = value;
-                    continue;
-                  }
-                  value *= silu(gate[pass]);
+                  const float up = __shfl_down_sync(0xFFFFFFFFu, value, MPK_PAIR_ROWS);
+                  value = up * silu(value);
+                  column = tile * MPK_PAIR_ROWS + sum % MPK_PAIR_ROWS;
+                  stores = stores && sum / MPK_PAIR_ROWS % 2 == 0;
                 }
-                uint8_t* const to = row_address(out, first_row + row);
-                if (dtype == MPK_F32_FLAGGED) push_flagged(context, reinterpret_cast<uint64_t*>(to) + column, value);
-                else store_rounded(to, dtype, column, value);
+                if (stores) {
+                  uint8_t* const to = row_address(out, first_row + row);
+                  if (dtype == MPK_F32_FLAGGED) push_flagged(context, reinterpret_cast<uint64_t*>(to) + column, value);
+                  else store_rounded(to, dtype, column, value);
+                }
               }
             }
           }

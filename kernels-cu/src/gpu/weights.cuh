@@ -13,17 +13,18 @@
 #endif
 
 /* The target of a matrix of rows x columns: row 0 becomes row first_row, and column 0 becomes column first_column, of
- * the tensor at `addr`, whose rows are `stride` elements apart. For MPK_LAYOUT_FRAGMENT: first_column = 0, stride =
- * columns rounded up; the elements in between are set to zero. */
+ * the tensor at `addr`, whose rows are `stride` elements apart. For packed layouts: first_column = 0, stride = columns rounded up; the
+ * elements in between are set to zero. Rows are counted as in the source; MPK_LAYOUT_PAIRED puts them in another order. */
 struct mpk_weights_target {
   uint64_t addr;
   uint64_t stride;
   uint64_t first_row, first_column;
   uint64_t rows, columns;
   uint32_t dtype;  /* MPK_F32, MPK_F16 or MPK_BF16 */
-  uint32_t layout; /* enum mpk_layout: strided or fragment */
+  uint32_t layout; /* enum mpk_layout: strided, fragment or paired */
+  uint64_t half_rows; /* for MPK_LAYOUT_PAIRED: rows of the tensor's first half */
 };
-static_assert(sizeof(mpk_weights_target) == 56, "the host writes the same struct");
+static_assert(sizeof(mpk_weights_target) == 64, "the host writes the same struct");
 
 namespace mpk {
 namespace gpu {
@@ -112,12 +113,36 @@ struct Unit {
   }
 };
 
-template <typename To, typename Source>
+/* The order of a packed matrix's rows: the tiles of 16 that may have rows first .. end, and the row at a place of a tile. */
+struct InOrder {
+  __device__ explicit InOrder(const mpk_weights_target&) {}
+  __device__ uint64_t first_tile(uint64_t first, uint64_t) const { return first / 16; }
+  __device__ uint64_t end_tile(uint64_t, uint64_t end) const { return (end + 15) / 16; }
+  __device__ uint64_t row(uint64_t tile, uint32_t place) const { return tile * 16 + place; }
+};
+/* MPK_LAYOUT_PAIRED: rows of the first half, then as many of the second half. */
+struct InPairs {
+  uint64_t half;
+  __device__ explicit InPairs(const mpk_weights_target& target) : half(target.half_rows) {}
+  __device__ bool both(uint64_t first, uint64_t end) const { return first < half && end > half; }
+  __device__ uint64_t first_tile(uint64_t first, uint64_t end) const {
+    return both(first, end) ? 0 : (first < half ? first : first - half) / MPK_PAIR_ROWS;
+  }
+  __device__ uint64_t end_tile(uint64_t first, uint64_t end) const {
+    return ((both(first, end) ? half : first < half ? end : end - half) + MPK_PAIR_ROWS - 1) / MPK_PAIR_ROWS;
+  }
+  __device__ uint64_t row(uint64_t tile, uint32_t place) const {
+    return (place < MPK_PAIR_ROWS ? 0 : half) + tile * MPK_PAIR_ROWS + place % MPK_PAIR_ROWS;
+  }
+};
+
+template <typename To, typename Order, typename Source>
 __device__ void write_fragments(const mpk_weights_target& target, const Source& source) {
   using U = Unit<To>;
-  const uint64_t blocks_of_tile = target.stride / 16;
-  const uint64_t first_tile = target.first_row / 16;
-  const uint64_t tiles = (target.first_row + target.rows + 15) / 16 - first_tile;
+  const Order order(target);
+  const uint64_t blocks_of_tile = target.stride / 16, end_row = target.first_row + target.rows;
+  const uint64_t first_tile = order.first_tile(target.first_row, end_row);
+  const uint64_t tiles = order.end_tile(target.first_row, end_row) - first_tile;
   const uint64_t units = tiles * blocks_of_tile * U::kOfBlock;
   const uint64_t step = static_cast<uint64_t>(gridDim.x) * blockDim.x;
   for (uint64_t n = static_cast<uint64_t>(blockIdx.x) * blockDim.x + threadIdx.x; n < units; n += step) {
@@ -130,7 +155,7 @@ __device__ void write_fragments(const mpk_weights_target& target, const Source& 
     bool all = true;
 #pragma unroll
     for (uint32_t e = 0; e < U::kElements; ++e) {
-      const uint64_t row = (first_tile + tile) * 16 + U::row(place, e);
+      const uint64_t row = order.row(first_tile + tile, U::row(place, e));
       const uint64_t column = first_column + U::column(place, e);
       inside[e] = row >= target.first_row && row - target.first_row < target.rows;
       all = all && inside[e];
@@ -140,7 +165,8 @@ __device__ void write_fragments(const mpk_weights_target& target, const Source& 
     if (all) {
       *reinterpret_cast<uint4*>(out) = *reinterpret_cast<const uint4*>(values);
     } else {
-      /* Other rows of these 16 bytes belong to another piece of the tensor, or are padding that is already zero. */
+      /* Other rows of these 16 bytes belong to another piece of the tensor, or are padding that is already zero. In pairs of rows,
+       * half of them do, unless a piece has both halves. */
 #pragma unroll
       for (uint32_t e = 0; e < U::kElements; ++e) {
         if (inside[e]) out[e] = values[e];
@@ -163,10 +189,10 @@ __device__ void write_rows(const mpk_weights_target& target, const Source& sourc
 
 template <typename To, typename Source>
 __device__ void write_as(const mpk_weights_target& target, const Source& source) {
-  if (target.layout == MPK_LAYOUT_FRAGMENT) {
-    write_fragments<To>(target, source);
-  } else {
-    write_rows<To>(target, source);
+  switch (target.layout) {
+    case MPK_LAYOUT_FRAGMENT: return write_fragments<To, InOrder>(target, source);
+    case MPK_LAYOUT_PAIRED: return write_fragments<To, InPairs>(target, source);
+    default: return write_rows<To>(target, source);
   }
 }
 

@@ -1,6 +1,6 @@
 /* A tile of a product of few rows: 64 rows of the weight times N tokens. Memory bandwidth for the weights limits such products.
  * The two warpgroups share the k of a stage (few_multiply), and their sums are added in shared memory, 16 tokens at a time. In a
- * gated product the first 32 rows are gates, and the others are their ups.
+ * gated product, 8 gates and their ups alternate (MPK_LAYOUT_PAIRED).
  *
  * A task may have only a part of k. Then its sums are one of several outputs, and a later task adds these up. */
 #pragma once
@@ -36,7 +36,7 @@ __device__ inline bool WideFew<Weight, N>::load(Loader& loader) {
     return true;
   }
   WideLoader wide(loader);
-  wide::RowStages<2, 8> rows(slot, blocks);
+  wide::RowStages<4, 8> rows(slot, blocks);
   const mpk_operand& x = slot.operands[0];
   const uint64_t x_step = static_cast<uint64_t>(x.strides[1]) * 2;
   uint64_t from_x = x.addr + blocks.first / 4 * x_step;
@@ -86,8 +86,9 @@ __device__ __forceinline__ int WideFew<Weight, N>::store(Context& context, const
     const uint32_t token = context.thread / 16, four = context.thread % 16;
     if (chunk * 16 + token < tokens) {
       if (gated) {
-        const float2 g0 = load_shared_pair(at(0, token, four * 2)), g1 = load_shared_pair(at(1, token, four * 2));
-        const float2 u0 = load_shared_pair(at(0, token, 32 + four * 2)), u1 = load_shared_pair(at(1, token, 32 + four * 2));
+        const uint32_t gate = wide::gate_row(four * 2), up = gate + MPK_PAIR_ROWS;
+        const float2 g0 = load_shared_pair(at(0, token, gate)), g1 = load_shared_pair(at(1, token, gate));
+        const float2 u0 = load_shared_pair(at(0, token, up)), u1 = load_shared_pair(at(1, token, up));
         store_gated_pair(context, chunk * 16 + token, four * 2, {g0.x + g1.x, g0.y + g1.y}, {u0.x + u1.x, u0.y + u1.y});
       } else {
         const uint4 a = load_shared16(at(0, token, four * 4)), b = load_shared16(at(1, token, four * 4));

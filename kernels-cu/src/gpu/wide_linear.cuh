@@ -1,6 +1,6 @@
 /* A tile of a wide product: 128 rows of the weight, streamed in MPK_LAYOUT_FRAGMENT, times `Nt` times N tokens in
  * MPK_LAYOUT_WIDE. Each of the two compute warpgroups has 64 of the rows. A warp computes the sums of its own 16 rows, as the
- * fragments distribute them. In a gated product the first warpgroup has 64 gates, and the second has their ups.
+ * fragments distribute them. In a gated product (MPK_LAYOUT_PAIRED) these are 8 gates and their ups, so that a thread has both.
  *
  * All of K goes through the rings in steps of 64 (wide_product.cuh). The sums stay in registers until the end.
  *
@@ -20,7 +20,7 @@ namespace gpu {
 
 namespace wide {
 
-constexpr uint32_t kWeight = 1; /* operand index; in a gated product the gates, followed by the ups */
+constexpr uint32_t kWeight = 1; /* operand index */
 static_assert(kStageBytes == kComputeWarps * 4 * kWideBlockBytes, "a stage is 128 rows x 64 k");
 static_assert(kPlaces * kPlaceBytes + kComputeWarps * kTurnBytes <= kWorkBytes, "the work area is too small for wide products");
 
@@ -46,33 +46,25 @@ struct Blocks {
 /* Bias and residual are added by the task with the first part of k. */
 __device__ __forceinline__ bool is_first(const Context& context) { return context.slot->task.args[1] == 0; }
 
-/* The rows of a task's weight, stage by stage. A stage has two groups of `Group` tiles of 16 rows: gates and ups in a gated product,
- * otherwise neighbours. `high` stages with different rows have the same k. The next stage has the next `Step` blocks of k. */
-template <uint32_t Group, uint32_t Step>
+/* The rows of a task's weight, stage by stage. A stage has `Tiles` tiles of 16 rows. `high` stages with different rows have the same k.
+ * The next stage has the next `Step` blocks of k. */
+template <uint32_t Tiles, uint32_t Step>
 class RowStages {
  public:
   __device__ __forceinline__ RowStages(const TaskSlot& slot, const Blocks& blocks, uint32_t high = 1)
-      : pitch_(blocks.all * kWideBlockBytes), left_(blocks.count), high_(high) {
-    const bool gated = params_of(slot).gated != 0;
-    const mpk_operand &first = slot.operands[kWeight], &second = slot.operands[kWeight + (gated ? 1 : 0)];
-    const uint32_t start = blocks.first * kWideBlockBytes;
-    tiles_ = (first.dims[0] + 15) / 16;
-    second_ = gated ? 0 : Group;
-    next_ = gated ? Group : 2 * Group;
-    whole_ = tiles_ >= high * next_;
-    forth_ = next_ * pitch_;
-    from_[0] = first.addr + start;
-    from_[1] = second.addr + start + second_ * pitch_;
+      : pitch_(blocks.all * kWideBlockBytes), left_(blocks.count), high_(high), tiles_((slot.operands[kWeight].dims[0] + 15) / 16) {
+    whole_ = tiles_ >= high * Tiles;
+    forth_ = Tiles * pitch_;
+    from_ = slot.operands[kWeight].addr + blocks.first * kWideBlockBytes;
   }
   /* Fills the next stage, which must be free. */
   template <bool Once>
   __device__ __forceinline__ void stream(WideLoader& loader) {
     if (whole_ && left_ >= Step) {
-      loader.stream_whole<Group, Step * kWideBlockBytes, Once>(from_, pitch_);
+      loader.stream_whole<Tiles, Step * kWideBlockBytes, Once>(from_, pitch_);
     } else {
-      const uint32_t begin = number_ * next_, second = begin + second_;
-      const uint32_t count[2] = {tiles_ > begin ? min(tiles_ - begin, Group) : 0, tiles_ > second ? min(tiles_ - second, Group) : 0};
-      loader.stream_rest<Group, Once>(from_, count, pitch_, min(left_, Step) * kWideBlockBytes);
+      const uint32_t begin = number_ * Tiles;
+      loader.stream_rest<Once>(from_, tiles_ > begin ? min(tiles_ - begin, Tiles) : 0, pitch_, min(left_, Step) * kWideBlockBytes);
     }
     int64_t further = Step * kWideBlockBytes;
     if (high_ == 1) {
@@ -84,46 +76,41 @@ class RowStages {
     } else {
       further = forth_;
     }
-    from_[0] += further;
-    from_[1] += further;
+    from_ += further;
   }
 
  private:
-  uint64_t from_[2];             /* address of the first tile of each group */
+  uint64_t from_;                /* address of the stage's first tile */
   uint32_t pitch_, left_, high_; /* bytes from one tile to the next; blocks of 16 k that are left */
-  uint32_t tiles_, second_, next_, forth_; /* tiles of 16 rows: all, from one group to the other, from one stage to the next; the last in bytes */
+  uint32_t tiles_, forth_;       /* all tiles; bytes from one stage to the next */
   uint32_t number_ = 0;          /* of the stage, among those with the same k */
   bool whole_;                   /* all stages have all their tiles */
 };
 
-/* The bias of a column of the tile; 0 if it has none. */
+/* The bias of a column of the tile; 0 if it has none. `up`: of the up instead of the gate. */
 __device__ __forceinline__ float bias_at(const Context& context, bool up, uint32_t column) {
   const mpk_wide_linear_params& params = params_of(*context.slot);
   if (params.has_bias == 0 || params.add_bias == 0 || !is_first(context)) return 0.0f;
-  const mpk_operand& operand = context.input(kWeight + 1 + params.gated + (up ? 1 : 0));
+  const mpk_operand& operand = context.input(kWeight + 1 + (up ? 1 : 0));
   return column < operand.dims[0] ? load_as_f32(reinterpret_cast<const void*>(operand.addr), operand.dtype, column) : 0.0f;
 }
 
-/* The bias of rows lane / 4 and lane / 4 + 8 of the warp's 16 rows, which begin at `column` of the tile. `up`: of the ups. */
-__device__ __forceinline__ void load_bias(const Context& context, bool up, uint32_t column, float (&bias)[2]) {
-  const mpk_wide_linear_params& params = params_of(*context.slot);
-  bias[0] = bias[1] = 0.0f;
-  if (params.has_bias == 0 || params.add_bias == 0 || !is_first(context)) return;
-  const mpk_operand& operand = context.input(kWeight + 1 + params.gated + (up ? 1 : 0));
-#pragma unroll
-  for (uint32_t half = 0; half < 2; ++half) {
-    const uint32_t at = column + context.lane / 4 + half * 8;
-    if (at < operand.dims[0]) bias[half] = load_as_f32(reinterpret_cast<const void*>(operand.addr), operand.dtype, at);
-  }
+/* The bias of rows lane / 4 and lane / 4 + 8 of the warp's 16 rows. In a gated product these are a gate and its up. */
+__device__ __forceinline__ void load_bias(const Context& context, bool gated, float (&bias)[2]) {
+  const uint32_t column = context.warp * (gated ? MPK_PAIR_ROWS : 16) + context.lane / 4;
+  bias[0] = bias_at(context, false, column);
+  bias[1] = bias_at(context, gated, gated ? column : column + 8);
 }
+/* The row of a tile of MPK_LAYOUT_PAIRED with the gate of column `column`. The up is MPK_PAIR_ROWS rows further. */
+__device__ __forceinline__ uint32_t gate_row(uint32_t column) { return column + column / MPK_PAIR_ROWS * MPK_PAIR_ROWS; }
 /* The residual, or NULL. */
 __device__ __forceinline__ const mpk_operand* residual_of(const Context& context) {
   const mpk_wide_linear_params& params = params_of(*context.slot);
   return params.has_residual != 0 ? &context.input(kWeight + 1 + params.has_bias) : nullptr;
 }
 
-/* Named barriers 4 to 7 are for two warps, one of each warpgroup. Attention uses 2 and 3. */
-__device__ __forceinline__ void pair_sync(uint32_t warp) { asm volatile("bar.sync %0,64;" ::"r"(4 + warp % 4) : "memory"); }
+/* Named barriers 4 to 7 are for two warps with neighbouring rows. Attention uses 2 and 3. */
+__device__ __forceinline__ void pair_sync(uint32_t warp) { asm volatile("bar.sync %0,64;" ::"r"(4 + warp / 2) : "memory"); }
 
 }  // namespace wide
 
@@ -134,13 +121,13 @@ struct WideLinear : TaskCode {
 
  private:
   static_assert(Nt <= 2 && kPlaceBytes >= N * 128 && kStageBytes >= N * 128, "places and stages of N tokens x 64 k");
-  static_assert(N % 64 == 0, "gates and ups change hands by 32 tokens");
+  static_assert(N % 64 == 0, "two warps share the gated sums of 64 tokens");
   using Sums = WideSums<Nt, N>;
 
   static __device__ __forceinline__ void store(Context& context, Sums& sums, uint32_t tokens);
   static __device__ __forceinline__ void store_gated(Context& context, Sums& sums, const float (&bias)[2], uint32_t tokens, uint32_t buffer);
-  static __device__ __forceinline__ void store_halves(const mpk_operand& out, uint32_t buffer, uint32_t lane, uint32_t token, uint32_t tokens,
-                                                      uint32_t column, const uint32_t (&pairs)[8]);
+  static __device__ __forceinline__ void store_halves(const mpk_operand& out, uint32_t lane, uint32_t token, uint32_t tokens, uint32_t column,
+                                                      const uint4 (&pieces)[2]);
   static __device__ __forceinline__ void store_floats(const Context& context, const Sums& sums, const float (&bias)[2], uint32_t tokens);
 };
 
@@ -156,7 +143,7 @@ __device__ inline bool WideLinear<Weight, Nt, N>::load(Loader& loader) {
     return true;
   }
   WideLoader wide(loader);
-  wide::RowStages<4, 4> rows(slot, blocks);
+  wide::RowStages<8, 4> rows(slot, blocks);
   const mpk_operand& x = slot.operands[0];
   const uint64_t x_step = static_cast<uint64_t>(x.strides[1]) * 2;
   uint64_t first = x.addr + blocks.first / 4 * x_step, second = first + (x.dims[0] > 1 ? static_cast<uint64_t>(x.strides[0]) * 2 : 0);
@@ -201,9 +188,8 @@ __device__ __forceinline__ void WideLinear<Weight, Nt, N>::store(Context& contex
   const bool gated = wide::params_of(*context.slot).gated != 0;
   const mpk_operand& out = context.output(0);
   const uint32_t buffer = shared_address(work_area()) + kPlaces * kPlaceBytes + context.warp * kTurnBytes;
-  const uint32_t column = (gated ? context.warp % 4 : context.warp) * 16;
   float bias[2];
-  wide::load_bias(context, gated && context.warp >= 4, column, bias);
+  wide::load_bias(context, gated, bias);
   if (gated) return store_gated(context, sums, bias, tokens, buffer);
   if (out.dtype == MPK_F32) return store_floats(context, sums, bias, tokens);
 #pragma unroll
@@ -213,58 +199,48 @@ __device__ __forceinline__ void WideLinear<Weight, Nt, N>::store(Context& contex
       uint32_t pairs[8];
 #pragma unroll
       for (uint32_t i = 0; i < 8; ++i) pairs[i] = pair_of<Weight>(sums.of[t][j * 16 + i * 2] + bias[i % 2], sums.of[t][j * 16 + i * 2 + 1] + bias[i % 2]);
-      store_halves(out, buffer, context.lane, t * N + j * 32, tokens, column, pairs);
+      uint4 pieces[2];
+      turn(buffer, context.lane, pairs, pieces);
+      store_halves(out, context.lane, t * N + j * 32, tokens, context.warp * 16, pieces);
     }
 }
 
-/* Warps w and w + 4 have the gates and the ups of the same 16 outputs. The first warp finishes the first half of the tokens, the
- * other warp the second half. Each gives the other the values that it needs. */
+/* Two warps with neighbouring rows have 8 columns each of the same 16. They transpose their values of 64 tokens into one buffer. Then
+ * each of them stores all 16 columns for half of these tokens. */
 template <uint32_t Weight, uint32_t Nt, uint32_t N>
 __device__ __forceinline__ void WideLinear<Weight, Nt, N>::store_gated(Context& context, Sums& sums, const float (&bias)[2], uint32_t tokens, uint32_t buffer) {
   const mpk_operand& out = context.output(0);
-  const bool ups = context.warp >= 4, to_wide = wide::params_of(*context.slot).wide_output != 0;
-  const uint32_t lane = context.lane, other = ups ? buffer - 4 * kTurnBytes : buffer + 4 * kTurnBytes;
-  constexpr uint32_t kChunks = Nt * N / 64; /* chunks of 32 tokens in a half */
+  const bool to_wide = wide::params_of(*context.slot).wide_output != 0;
+  const uint32_t lane = context.lane, half = context.warp % 2, group = context.warp / 2, both = buffer - half * kTurnBytes;
 #pragma unroll
-  for (uint32_t chunk = 0; chunk < kChunks; ++chunk) {
-    uint32_t own[8], given[8];
+  for (uint32_t t = 0; t < Nt; ++t)
 #pragma unroll
-    for (uint32_t i = 0; i < 8; ++i) {
-      constexpr uint32_t kOfTile = N / 32; /* chunks of a tile of N tokens */
-      const uint32_t second = chunk + kChunks;
-      const float* const a = &sums.of[chunk / kOfTile][chunk % kOfTile * 16 + i * 2];
-      const float* const b = &sums.of[second / kOfTile][second % kOfTile * 16 + i * 2];
-      const uint32_t low = pair_of<Weight>(a[0] + bias[i % 2], a[1] + bias[i % 2]), high = pair_of<Weight>(b[0] + bias[i % 2], b[1] + bias[i % 2]);
-      own[i] = ups ? high : low;
-      given[i] = ups ? low : high;
+    for (uint32_t j = 0; j < N / 64; ++j) {
+      uint32_t pairs[8];
+#pragma unroll
+      for (uint32_t i = 0; i < 8; ++i) {
+        const float* const sum = &sums.of[t][(j * 8 + i) * 4];
+        const uint32_t gate = pair_of<Weight>(sum[0] + bias[0], sum[1] + bias[0]), up = pair_of<Weight>(sum[2] + bias[1], sum[3] + bias[1]);
+        pairs[i] = pair_of<Weight>(silu(low_of<Weight>(gate)) * low_of<Weight>(up), silu(high_of<Weight>(gate)) * high_of<Weight>(up));
+      }
+      turn_half(both, lane, half, pairs);
+      wide::pair_sync(context.warp);
+      uint4 pieces[2];
+      turned(both + half * kTurnBytes, lane, pieces);
+      wide::pair_sync(context.warp);
+      const uint32_t token = t * N + j * 64 + half * 32;
+      if (to_wide) store_wide<N>(out, lane, token, tokens, group, context.input(wide::kWeight).dims[0] / 2, pieces);
+      else store_halves(out, lane, token, tokens, group * 16, pieces);
     }
-    store_shared16(buffer + lane * 16, uint4{given[0], given[1], given[2], given[3]});
-    store_shared16(buffer + 512 + lane * 16, uint4{given[4], given[5], given[6], given[7]});
-    wide::pair_sync(context.warp);
-    const uint4 low = load_shared16(other + lane * 16), high = load_shared16(other + 512 + lane * 16);
-    const uint32_t taken[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
-    wide::pair_sync(context.warp);
-    uint32_t pairs[8];
-#pragma unroll
-    for (uint32_t i = 0; i < 8; ++i) {
-      const uint32_t gate = ups ? taken[i] : own[i], up = ups ? own[i] : taken[i];
-      pairs[i] = pair_of<Weight>(silu(low_of<Weight>(gate)) * low_of<Weight>(up), silu(high_of<Weight>(gate)) * high_of<Weight>(up));
-    }
-    const uint32_t token = (ups ? kChunks + chunk : chunk) * 32;
-    if (to_wide) store_wide<N>(out, buffer, lane, token, tokens, context.warp % 4, context.input(wide::kWeight).dims[0], pairs);
-    else store_halves(out, buffer, lane, token, tokens, context.warp % 4 * 16, pairs);
-  }
 }
 
 /* Stores 16 columns of 32 tokens in sectors of 32 bytes, 16 bytes per lane. */
 template <uint32_t Weight, uint32_t Nt, uint32_t N>
-__device__ __forceinline__ void WideLinear<Weight, Nt, N>::store_halves(const mpk_operand& out, uint32_t buffer, uint32_t lane, uint32_t first_token,
-                                                                        uint32_t tokens, uint32_t first_column, const uint32_t (&pairs)[8]) {
+__device__ __forceinline__ void WideLinear<Weight, Nt, N>::store_halves(const mpk_operand& out, uint32_t lane, uint32_t first_token, uint32_t tokens,
+                                                                        uint32_t first_column, const uint4 (&pieces)[2]) {
   const uint32_t columns = out.dims[1], column = first_column + lane % 2 * 8;
   const uint64_t row_bytes = static_cast<uint64_t>(out.strides[0]) * 2;
   const bool whole = column + 8 <= columns && ((out.addr | row_bytes) & 15) == 0;
-  uint4 pieces[2];
-  turn(buffer, lane, pairs, pieces);
 #pragma unroll
   for (uint32_t i = 0; i < 2; ++i) {
     const uint32_t token = first_token + i * 16 + lane / 2;

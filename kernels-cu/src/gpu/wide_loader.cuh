@@ -65,28 +65,26 @@ class WideLoader {
     else ++loader_.in_flight_;
   }
 
-  /* Copies two groups of `Group` tiles of 16 rows of a weight into the next stage, which must be free. The tiles are `pitch` bytes
-   * apart; each copy has the next `Bytes` of a tile. One thread starts all copies, and its speed limits the speed of a tile. So there
-   * are no tests here, sizes and offsets in the stage are constants, and addresses are sums. */
-  template <uint32_t Group, uint32_t Bytes, bool Once>
-  __device__ __forceinline__ void stream_whole(const uint64_t (&from)[2], uint32_t pitch) {
+  /* Copies `Tiles` tiles of 16 rows of a weight into the next stage, which must be free. The tiles are `pitch` bytes apart; each copy
+   * has the next `Bytes` of a tile. One thread starts all copies, and its speed limits the speed of a tile. So there are no tests here,
+   * sizes and offsets in the stage are constants, and addresses are sums. */
+  template <uint32_t Tiles, uint32_t Bytes, bool Once>
+  __device__ __forceinline__ void stream_whole(uint64_t from, uint32_t pitch) {
     RingPlace& at = loader_.place_;
     const uint32_t full = barrier<kStageFull>(at), to = stages_ + at.index * kStageBytes;
-    mbarrier_arrive_expect(full, 2 * Group * Bytes);
+    mbarrier_arrive_expect(full, Tiles * Bytes);
 #pragma unroll
-    for (uint32_t i = 0; i < 2 * Group; ++i) copy<Once>(to + i * Bytes, from[i / Group] + i % Group * pitch, Bytes, full);
+    for (uint32_t i = 0; i < Tiles; ++i) copy<Once>(to + i * Bytes, from + i * pitch, Bytes, full);
     at.next<kStages>();
   }
-  /* The same if tiles are missing or short: `count` tiles of each group, `bytes` of each. */
-  template <uint32_t Group, bool Once>
-  __device__ __forceinline__ void stream_rest(const uint64_t (&from)[2], const uint32_t (&count)[2], uint32_t pitch, uint32_t bytes) {
+  /* The same if tiles are missing or short: `count` tiles, `bytes` of each. */
+  template <bool Once>
+  __device__ __forceinline__ void stream_rest(uint64_t from, uint32_t count, uint32_t pitch, uint32_t bytes) {
     RingPlace& at = loader_.place_;
     const uint32_t full = barrier<kStageFull>(at), to = stages_ + at.index * kStageBytes;
-    mbarrier_arrive_expect(full, (count[0] + count[1]) * bytes);
-#pragma unroll
-    for (uint32_t group = 0; group < 2; ++group)
+    mbarrier_arrive_expect(full, count * bytes);
 #pragma unroll 1
-      for (uint32_t i = 0; i < count[group]; ++i) copy<Once>(to + (group * Group + i) * bytes, from[group] + i * pitch, bytes, full);
+    for (uint32_t i = 0; i < count; ++i) copy<Once>(to + i * bytes, from + i * pitch, bytes, full);
     at.next<kStages>();
   }
 

@@ -22,24 +22,37 @@ __device__ __forceinline__ uint32_t pair_of(float low, float high) {
   return both;
 }
 
+/* In a buffer, a token has 16 columns of 2 bytes, as two halves. Returns the offset of half `half`; the order avoids bank conflicts. */
+__device__ __forceinline__ uint32_t turn_place(uint32_t token, uint32_t half) { return token * 32 + (half ^ (token / 4 & 1u)) * 16; }
+
+/* All lanes of a warp: stores four matrices of 8 x 8, transposed. A lane has the address of a row. */
+__device__ __forceinline__ void store_transposed(uint32_t to, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0],{%1,%2,%3,%4};" ::"r"(to), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
+
+/* A lane gets from the buffer columns lane % 2 * 8 .. + 8 of the tokens lane / 2 and lane / 2 + 16. */
+__device__ __forceinline__ void turned(uint32_t buffer, uint32_t lane, uint4 (&pieces)[2]) {
+#pragma unroll
+  for (uint32_t i = 0; i < 2; ++i) pieces[i] = load_shared16(buffer + turn_place(i * 16 + lane / 2, lane % 2));
+}
+
 /* All lanes of a warp. `pairs`: for each of four groups of 8 tokens, rows 0..7 and then rows 8..15, as pairs of neighbouring
  * tokens. A lane gets rows lane % 2 * 8 .. + 8 of the tokens lane / 2 and lane / 2 + 16. */
 __device__ __forceinline__ void turn(uint32_t buffer, uint32_t lane, const uint32_t (&pairs)[8], uint4 (&pieces)[2]) {
 #pragma unroll
-  for (uint32_t i = 0; i < 2; ++i) {
-    const uint32_t token = i * 16 + lane / 16 * 8 + lane % 8, half = lane / 8 % 2;
-    const uint32_t to = buffer + token * 32 + (half ^ (token / 4 & 1u)) * 16;
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0],{%1,%2,%3,%4};" ::"r"(to), "r"(pairs[i * 4]), "r"(pairs[i * 4 + 1]),
-                 "r"(pairs[i * 4 + 2]), "r"(pairs[i * 4 + 3])
-                 : "memory");
-  }
+  for (uint32_t i = 0; i < 2; ++i)
+    store_transposed(buffer + turn_place(i * 16 + lane / 16 * 8 + lane % 8, lane / 8 % 2), pairs[i * 4], pairs[i * 4 + 1], pairs[i * 4 + 2], pairs[i * 4 + 3]);
   __syncwarp();
+  turned(buffer, lane, pieces);
+  __syncwarp();
+}
+
+/* All lanes of a warp: writes 8 columns, half `half` of 16, of 64 tokens. `pairs`: for each of eight groups of 8 tokens, pairs of
+ * neighbouring tokens. */
+__device__ __forceinline__ void turn_half(uint32_t buffer, uint32_t lane, uint32_t half, const uint32_t (&pairs)[8]) {
 #pragma unroll
-  for (uint32_t i = 0; i < 2; ++i) {
-    const uint32_t token = i * 16 + lane / 2, half = lane % 2;
-    pieces[i] = load_shared16(buffer + token * 32 + (half ^ (token / 4 & 1u)) * 16);
-  }
-  __syncwarp();
+  for (uint32_t i = 0; i < 2; ++i)
+    store_transposed(buffer + turn_place(i * 32 + lane, half), pairs[i * 4], pairs[i * 4 + 1], pairs[i * 4 + 2], pairs[i * 4 + 3]);
 }
 
 /* All lanes of a warp: turns 8 neighbouring columns of 16 into the 8 columns that MPK_LAYOUT_WIDE keeps together. */
@@ -56,13 +69,11 @@ __device__ __forceinline__ uint32_t wide_piece(uint32_t row, uint32_t group, uin
 /* The same for a tile of 32 columns, which has 2 groups. */
 __device__ __forceinline__ uint32_t narrow_piece(uint32_t row, uint32_t group, uint32_t half) { return ((group * 2 + half) ^ (row / 2 & 3u)) * 16; }
 
-/* All lanes of a warp: stores the 16 columns `group` of a column tile for 32 tokens. Columns from `columns` on become 0. `out` is a
- * view of tiles of N tokens in MPK_LAYOUT_WIDE. */
+/* All lanes of a warp: stores the 16 columns `group` of a column tile for 32 tokens, as `turned` gives them. Columns from `columns` on
+ * become 0. `out` is a view of tiles of N tokens in MPK_LAYOUT_WIDE. */
 template <uint32_t N>
-__device__ __forceinline__ void store_wide(const mpk_operand& out, uint32_t buffer, uint32_t lane, uint32_t first_token, uint32_t tokens, uint32_t group,
-                                           uint32_t columns, const uint32_t (&pairs)[8]) {
-  uint4 pieces[2];
-  turn(buffer, lane, pairs, pieces);
+__device__ __forceinline__ void store_wide(const mpk_operand& out, uint32_t lane, uint32_t first_token, uint32_t tokens, uint32_t group, uint32_t columns,
+                                           uint4 (&pieces)[2]) {
   const uint32_t column = group * 16 + lane % 2 * 8, left = columns > column ? columns - column : 0;
 #pragma unroll
   for (uint32_t i = 0; i < 2; ++i) {

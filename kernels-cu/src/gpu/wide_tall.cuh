@@ -1,7 +1,7 @@
 /* A tile that has all rows of the iteration: up to 64 rows of the weight times N tokens, or three times 64 rows that share the loaded
  * tokens. Memory bandwidth for the weights limits such products. The two warpgroups share the k of a stage, and their sums are added
- * in shared memory, 16 tokens at a time. In a gated product the first 32 of 64 rows are gates, and the others are their ups. The tokens
- * lie in column tiles of 32 (MPK_WIDE_NARROW).
+ * in shared memory, 16 tokens at a time. In a gated product, 8 gates and their ups alternate (MPK_LAYOUT_PAIRED). The tokens lie in
+ * column tiles of 32 (MPK_WIDE_NARROW).
  *
  * A task may have only a part of k. Then its sums are one of several outputs, and a later task adds these up. */
 #pragma once
@@ -94,7 +94,7 @@ __device__ inline bool WideTall<Weight, N>::load(Loader& loader) {
     return true;
   }
   WideLoader wide(loader);
-  wide::RowStages<2, 8> rows(slot, blocks, high);
+  wide::RowStages<4, 8> rows(slot, blocks, high);
   const mpk_operand& x = slot.operands[0];
   const uint64_t x_tile = static_cast<uint64_t>(x.strides[1]) * 2; /* bytes of a column tile of 32 */
   uint64_t from_x = x.addr + blocks.first / 2 * x_tile;
@@ -150,8 +150,9 @@ __device__ __forceinline__ int WideTall<Weight, N>::store(Context& context, cons
     const uint32_t token = chunk * 16 + in_chunk;
     if (token >= tokens) continue;
     if (gated) {
-      float2 gate = load_shared_pair(at(0, in_chunk, four * 2)), up = load_shared_pair(at(0, in_chunk, 32 + four * 2));
-      const float2 g = load_shared_pair(at(1, in_chunk, four * 2)), u = load_shared_pair(at(1, in_chunk, 32 + four * 2));
+      const uint32_t row = wide::gate_row(four * 2);
+      float2 gate = load_shared_pair(at(0, in_chunk, row)), up = load_shared_pair(at(0, in_chunk, row + MPK_PAIR_ROWS));
+      const float2 g = load_shared_pair(at(1, in_chunk, row)), u = load_shared_pair(at(1, in_chunk, row + MPK_PAIR_ROWS));
       gate.x += g.x, gate.y += g.y, up.x += u.x, up.y += u.y;
       store_gated_pair(context, token, third * 32 + four * 2, gate, up);
     } else {
@@ -206,7 +207,7 @@ __device__ __forceinline__ void WideTall<Weight, N>::store_gated_pair(const Cont
                                                                      const float2& up) {
   const mpk_operand& out = context.output(0);
   const float gates[2] = {gate.x, gate.y}, ups[2] = {up.x, up.y};
-  const uint32_t columns = context.input(wide::kWeight).dims[0];
+  const uint32_t columns = context.input(wide::kWeight).dims[0] / 2;
   float value[2] = {};
 #pragma unroll
   for (uint32_t c = 0; c < 2; ++c) {

@@ -8,7 +8,8 @@
 //! Operands with other shardings are resharded.
 //!
 //! The output of a gated product `[gate | up]` is silu(gate) * up, half as wide. The attribute `activation` selects
-//! another gate than SiLU, as in `silu_mul`.
+//! another gate than SiLU, as in `silu_mul`. On GPUs the weight's rows lie in pairs (`MPK_LAYOUT_PAIRED`), so a task's gates and ups
+//! are one operand, and its columns are multiples of 8 instead of 16.
 //!
 //! Attributes: `output_dtype` (default: f32 with a row-parallel weight, otherwise the weight's type; with a residual
 //! the output is always f32, and the product is not rounded before), `gather_samples` (output row s is computed from
@@ -21,6 +22,8 @@ use crate::tasks::contract;
 use crate::tasks::linear_knobs::GATING_WORKERS;
 use crate::tasks::operand::{gpu_float, gpu_rows_contiguous};
 use crate::tasks::wide::{self, Product};
+use smallvec::{SmallVec, smallvec};
+use std::ops::Range;
 
 pub use crate::tasks::source::Source;
 use taskgraph::split::Part;
@@ -38,12 +41,27 @@ pub struct Family {
     /// The last input is a residual.
     pub residual: bool,
     /// The product is [gate | up], each rounded to the output's type, and the output is silu(gate) * up. A task has the
-    /// weight's rows for its gates and for its ups as two operands, and likewise the bias.
+    /// weight's rows for its gates and for its ups as two operands, unless the rows lie in pairs. Its bias is always two operands.
     pub gated: bool,
 }
 
 /// Index of the params word `push`.
 pub const PUSH_PARAM: usize = 0;
+
+/// The layout in which GPUs read the weight of a product, gated or not.
+pub fn gpu_layout(gated: bool) -> u32 {
+    if gated { abi::MPK_LAYOUT_PAIRED } else { abi::MPK_LAYOUT_FRAGMENT }
+}
+
+/// The weight's rows of columns `columns` of the output: those of gates and those of ups, as they lie in memory.
+pub fn rows_of(gated: bool, columns: Range<u32>, all: u32, target: &Target) -> SmallVec<[Range<u32>; 2]> {
+    let Range { start, end } = columns;
+    match (gated, target.backend.pair_rows()) {
+        (false, _) => smallvec![start..end],
+        (true, Some(_)) => smallvec![2 * start..2 * end],
+        (true, None) => smallvec![start..end, all + start..all + end],
+    }
+}
 
 /// Bytes of prepared rows that a task keeps in the cache.
 const CHUNK_BYTES: u64 = 1 << 20;
@@ -228,10 +246,8 @@ impl Family {
         let params: mpk_linear_params = bytemuck::pod_read_unaligned(bytes);
         let norm = usize::from(self.source == Source::RmsNorm);
         let halves = self.halves() as usize;
-        let count = 1
-            + norm
-            + halves * (1 + usize::from(params.has_bias != 0))
-            + usize::from(params.has_residual != 0);
+        let count =
+            2 + norm + halves * usize::from(params.has_bias != 0) + usize::from(params.has_residual != 0);
         let ([x, ..], [out]) = (site.inputs, site.outputs) else {
             return Err("it must have inputs and one output".to_string());
         };
@@ -243,7 +259,7 @@ impl Family {
         }
         let weight = &site.inputs[1 + norm];
         let (k, stride) = (weight.dims[1], weight.strides[0]);
-        if u32::from(weight.layout) != abi::MPK_LAYOUT_FRAGMENT
+        if u32::from(weight.layout) != gpu_layout(self.gated)
             || stride != k.next_multiple_of(abi::MPK_FRAGMENT_K)
         {
             return Err(format!("its weight [{}, {k}] is not packed for the GPU", weight.dims[0]));
@@ -285,7 +301,7 @@ impl Family {
 
     /// For [`taskgraph::TaskType::fuses`]. A gate after the product becomes part of it if there are many workers: gating
     /// all inputs on each of them would then cost more than gating the few outputs. Packed weights are cut at
-    /// multiples of 16 rows, so the ups must begin at such a row.
+    /// multiples of 16 rows, so the ups must begin at such a row; in pairs of rows, at a multiple of 8.
     pub fn fuses(self, op: &OpView<'_>, world: u32, target: &Target) -> bool {
         let gates = self.gated || self.source == Source::SiluMul;
         // The GPU's products gate by SiLU only.
@@ -301,7 +317,8 @@ impl Family {
         let Some(weight) = self.operands(op.inputs.len()).ok().and_then(|at| op.inputs.get(at.weight)) else {
             return false;
         };
-        let aligned = |columns: u64| columns.is_multiple_of(u64::from(target.column_unit));
+        let unit = self.column_unit(target);
+        let aligned = |columns: u64| columns.is_multiple_of(u64::from(unit));
         let aligned = match weight.sharding {
             Sharding::Split { dim: 0, parts } => parts.iter().all(|part| {
                 (0..world)
@@ -311,6 +328,16 @@ impl Family {
             _ => weight.ty.dims.first().is_some_and(|n| aligned(n / 2)),
         };
         aligned && u64::from(target.max_tiles) >= target.tuned(&GATING_WORKERS)
+    }
+
+    /// Column tiles of the output are multiples of it.
+    fn column_unit(self, target: &Target) -> u32 {
+        target.backend.pair_rows().filter(|_| self.gated).unwrap_or(target.column_unit)
+    }
+
+    /// For [`taskgraph::TaskType::paired_inputs`], if `weight` is the weight.
+    pub fn paired_inputs<'a>(self, weight: &'a [usize], target: &Target) -> &'a [usize] {
+        if self.gated && target.backend.pair_rows().is_some() { weight } else { &[] }
     }
 
     /// For [`taskgraph::TaskType::expand`]: products of many rows, on a GPU with wide products.
@@ -371,26 +398,32 @@ impl Family {
             eps: if at.norm.is_some() { contract::eps(op.global)? } else { 0.0 },
             activation: contract::activation(attrs)?,
         };
+        let column_unit = self.column_unit(target);
+        if self.gated && columns % column_unit != 0 {
+            return Err(OpError(format!(
+                "on rank {} the weight has {columns} rows of gates, but must have a multiple of {column_unit}",
+                op.rank
+            )));
+        }
         let align = contract::attr_u32(attrs, "align")?.unwrap_or(1);
         let row_bytes = |i: usize| u64::from(k) * op.inputs[i].dtype.size();
-        let tasks = target.column_tiles(columns, align).into_iter().map(|tile| {
+        let tiles = Target { column_unit, ..target.clone() }.column_tiles(columns, align);
+        let tasks = tiles.into_iter().map(|tile| {
             let tile_columns = Region::whole(&[rows, columns]).with(1, tile.start, tile.end);
             let mut task = TaskSpec::default();
             task.reads.push(Access::new(0, Region::whole(&[x_rows, x_columns])));
             if let Some(norm) = at.norm {
                 task.reads.push(Access::new(norm as u8, Region::whole(&[k])));
             }
-            // First those of gates, then those of ups.
-            let halves =
-                (0..self.halves() as u32).map(|h| (h * columns + tile.start, h * columns + tile.end));
-            for (start, end) in halves.clone() {
-                let rows = Region::whole(&[weight_rows, k]).with(0, start, end);
+            for range in rows_of(self.gated, tile.clone(), columns, target) {
+                let rows = Region::whole(&[weight_rows, k]).with(0, range.start, range.end);
                 task.reads.push(Access::new(at.weight as u8, rows));
             }
             if let Some(bias) = at.bias {
-                for (start, end) in halves {
-                    task.reads
-                        .push(Access::new(bias as u8, Region::whole(&[weight_rows]).with(0, start, end)));
+                // First that of the gates, then that of the ups.
+                for first in (0..self.halves() as u32).map(|half| half * columns) {
+                    let part = Region::whole(&[weight_rows]).with(0, first + tile.start, first + tile.end);
+                    task.reads.push(Access::new(bias as u8, part));
                 }
             }
             if let Some(residual) = at.residual {

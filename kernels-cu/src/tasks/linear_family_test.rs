@@ -11,7 +11,8 @@ use crate::testing::{
 use std::ops::Range;
 use taskgraph::op_graph::Role;
 use taskgraph::split::Part;
-use taskgraph::task_type::{LocalOp, Need, OpView, OperandView, TensorType};
+use taskgraph::target::device;
+use taskgraph::task_type::{Access, LocalOp, Need, OpView, OperandView, TensorType};
 use taskgraph::{Attrs, Capacity, DType, Rows, Sharding, Split, Target};
 
 const LINEAR: Family = Family { source: Source::Plain, residual: false, gated: false };
@@ -228,6 +229,15 @@ fn a_gate_is_fused_where_workers_are_many_and_the_ups_begin_at_a_tile() {
     assert!(!fuses(194, Sharding::Replicated, 1, 132), "97 gates");
     assert!(fuses(192, parts(0, &[96, 96]), 2, 132), "48 gates on each rank");
     assert!(!fuses(80, parts(0, &[40, 40]), 2, 132), "a rank with gates that end within a tile");
+    let fuses_in_pairs = |n: u64, sharding: Sharding, world: u32| {
+        let operands = operands(n, sharding);
+        GATED.fuses(&view(&attrs, &operands, 2), world, &cuda())
+    };
+    assert!(fuses_in_pairs(208, Sharding::Replicated, 1), "104 gates");
+    assert!(!fuses_in_pairs(200, Sharding::Replicated, 1), "100 gates");
+    let eights = |len| Part { len, split: Split::Even { unit: 8 } };
+    let split = Sharding::Split { dim: 0, parts: vec![eights(48), eights(48)] };
+    assert!(fuses_in_pairs(96, split, 2), "24 gates on each rank");
 
     let halves = operands(192, parts(0, &[96, 96]));
     let rule = GATED.shard(&view(&attrs, &halves, 2), 2).unwrap();
@@ -237,6 +247,59 @@ fn a_gate_is_fused_where_workers_are_many_and_the_ups_begin_at_a_tile() {
     let message = GATED.shard(&view(&attrs, &uneven, 2), 2).unwrap_err().0;
     assert!(message.contains("`w`") && message.contains("gate"), "{message}");
     assert!(GATED.infer(&view(&attrs, &operands(191, Sharding::Replicated), 2)).is_err());
+}
+
+fn cuda() -> Target {
+    Target::cuda(device("h200").unwrap())
+}
+
+/// In pairs of rows, a worker has whole tiles of 8 gates and 8 ups, as one range of the weight as it lies in memory, and two of the
+/// bias.
+#[test]
+fn gated_products_are_cut_into_tiles_of_eight_gates() {
+    let (attrs, k) = (Attrs::new(), 32u64);
+    // Qwen3-0.6B on one rank; the same columns on 8 ranks; 8B on four.
+    for (columns, most) in [(3072u32, 3), (384, 1), (3072 * 4 + 8, 12)] {
+        let n = u64::from(columns);
+        let operands = [
+            operand("x", DType::F32, &[1, k], Sharding::Replicated),
+            operand("norm", DType::Bf16, &[k], Sharding::Replicated),
+            operand("w", DType::Bf16, &[2 * n, k], Sharding::Replicated),
+            operand("b", DType::Bf16, &[2 * n], Sharding::Replicated),
+        ];
+        let global = view(&attrs, &operands, 1);
+        let inputs = operands.iter().map(|o| o.ty.clone()).collect();
+        let outputs = GATED.infer(&global).unwrap();
+        let local = LocalOp { global: &global, inputs, outputs, rank: 0, world: 1 };
+        let partition = GATED.partition(&local, &cuda()).unwrap();
+        assert_covered_once(&partition, 0, &[1, columns]);
+        for task in &partition.tasks {
+            let [_, _, weight, gate_bias, up_bias] = &task.reads[..] else { panic!("{:?}", task.reads) };
+            let range = |access: &Access| access.region.lo[0]..access.region.hi[0];
+            let (from, to) = (task.writes[0].region.lo[1], task.writes[0].region.hi[1]);
+            assert!(from % 8 == 0 && (to - from) <= 8 * most, "{from}..{to}");
+            assert_eq!(range(weight), 2 * from..2 * to);
+            assert_eq!((range(gate_bias), range(up_bias)), (from..to, columns + from..columns + to));
+        }
+    }
+}
+
+#[test]
+fn gates_that_fill_no_tile_are_refused() {
+    let attrs = Attrs::new();
+    let operands = [
+        operand("x", DType::F32, &[1, 32], Sharding::Replicated),
+        operand("norm", DType::Bf16, &[32], Sharding::Replicated),
+        operand("w", DType::Bf16, &[24, 32], Sharding::Replicated),
+    ];
+    let global = view(&attrs, &operands, 1);
+    let inputs = operands.iter().map(|o| o.ty.clone()).collect();
+    let outputs = GATED.infer(&global).unwrap();
+    let local = LocalOp { global: &global, inputs, outputs, rank: 0, world: 1 };
+    for (target, unit) in [(Target::cpu(4), 16), (cuda(), 8)] {
+        let message = GATED.partition(&local, &target).unwrap_err().0;
+        assert!(message.contains("12 rows of gates") && message.contains(&unit.to_string()), "{message}");
+    }
 }
 
 /// An operand [rows, columns] as in a GPU site; a weight is packed.
@@ -285,8 +348,11 @@ fn gpu_code_is_named_by_the_tasks_operands() {
     assert_eq!(code(&params, LINEAR, &[x, weight]).as_deref(), Ok(expected));
 
     let expected = "mpk::gpu::Linear<MPK_BF16, mpk::gpu::kRmsNorm, 4096, 2, MPK_F32, MPK_F16>";
-    assert_eq!(code(&params, GATED, &[x, vector, weight, weight]).as_deref(), Ok(expected));
-    assert!(code(&params, GATED, &[x, vector, weight]).is_err(), "gate alone");
+    let pairs = abi::mpk_operand { layout: abi::MPK_LAYOUT_PAIRED as u8, ..weight };
+    assert_eq!(code(&params, GATED, &[x, vector, pairs]).as_deref(), Ok(expected));
+    assert!(code(&params, GATED, &[x, vector, weight]).is_err(), "rows in order");
+    assert!(code(&params, RMSNORM, &[x, vector, pairs]).is_err(), "rows in pairs");
+    assert!(code(&params, GATED, &[x, vector, pairs, pairs]).is_err(), "two weights");
 
     // an operand that the parameters do not mention, rows with gaps, a weight for the CPU, columns that do not
     // fit
@@ -316,12 +382,17 @@ fn the_gpu_code_takes_the_tasks_of_a_partition() {
             let outputs = family.infer(&global).unwrap();
             let inputs = operands.iter().map(|o| o.ty.clone()).collect();
             let local = LocalOp { global: &global, inputs, outputs: outputs.clone(), rank: 0, world: 1 };
-            let partition = family.partition(&local, &Target::cpu(2)).unwrap();
+            let partition = family.partition(&local, &cuda()).unwrap();
 
             let of_type = |ty: &TensorType, name: &str| {
                 let dtype = if ty.dtype == DType::F32 { abi::MPK_F32 } else { abi::MPK_BF16 };
                 let columns = ty.dims.get(1).map_or(1, |columns| *columns as u32);
-                gpu_operand(dtype, ty.dims[0] as u32, columns, name == "w")
+                let plain = gpu_operand(dtype, ty.dims[0] as u32, columns, name == "w");
+                let pairs = name == "w" && family.gated;
+                abi::mpk_operand {
+                    layout: if pairs { abi::MPK_LAYOUT_PAIRED as u8 } else { plain.layout },
+                    ..plain
+                }
             };
             let out = of_type(&outputs[0], "out");
             for task in &partition.tasks {

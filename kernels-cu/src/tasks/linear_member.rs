@@ -76,6 +76,10 @@ macro_rules! member {
                 if matches!($family.source, crate::tasks::source::Source::RmsNorm) { &[2] } else { &[1] }
             }
 
+            fn paired_inputs(&self, target: &taskgraph::Target) -> &'static [usize] {
+                $family.paired_inputs(self.tiled_inputs(), target)
+            }
+
             fn constant_inputs(&self) -> &'static [usize] {
                 $constants
             }

@@ -95,6 +95,7 @@ fn give(
                 parts: Vec::new(),
                 region_dims: vec![elements],
                 tiled: false,
+                paired: false,
                 output: false,
                 rows: Rows::Fixed,
                 overlay: None,

@@ -146,6 +146,7 @@ fn tensor_from_file(tensor: FileTensor<'_>) -> Result<TensorEntry, GraphFileErro
         parts,
         region_dims: tensor.region_dims,
         tiled: tensor.tiled,
+        paired: tensor.paired,
         output: tensor.output,
         rows: tensor.rows,
         overlay: tensor.overlay,

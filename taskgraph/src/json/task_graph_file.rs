@@ -81,6 +81,9 @@ pub(super) struct FileTensor<'a> {
     /// Packed in tiles of 16 rows.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(super) tiled: bool,
+    /// The rows of its two halves alternate, 8 by 8. Regions count rows in this order.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(super) paired: bool,
     /// The user wants its value.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(super) output: bool,

@@ -86,6 +86,7 @@ fn tensor_to_file(tensor: &TensorEntry) -> FileTensor<'_> {
         parts: tensor.parts.iter().map(part).collect(),
         region_dims: tensor.region_dims.clone(),
         tiled: tensor.tiled,
+        paired: tensor.paired,
         output: tensor.output,
         rows: tensor.rows,
         overlay: tensor.overlay,

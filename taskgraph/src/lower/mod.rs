@@ -20,6 +20,7 @@ mod order;
 mod overlap;
 mod own_rows;
 mod owned;
+mod paired;
 mod place;
 mod plan;
 mod shared;

@@ -5,6 +5,7 @@ use super::collectives::{Cut, CutStep, Uses, cut_collectives, cut_exchange};
 use super::layouts::Layouts;
 use super::own_rows::spread;
 use super::owned::Owned;
+use super::paired::paired_weights;
 use super::types::{
     Dims, FIRST_EVENT, LocalClass, NONE, OwnStep, Part, PlanExchange, PlanTensor, Slot, SlotKind,
 };
@@ -49,6 +50,9 @@ impl Plan {
             op_names: Vec::new(),
             notes: Vec::new(),
         };
+        for weight in paired_weights(&graph, registry, &options.target)? {
+            plan.tensors[weight as usize].paired = true;
+        }
         let uses = Uses::new(&graph);
         let layouts = Layouts::new(&graph, registry, options, &uses);
         let mut classes = Classes::new(&graph, registry, &options.target, world, &layouts);
@@ -165,6 +169,7 @@ impl Plan {
                 output: false,
                 alias: None,
                 dims: class.iter().map(|c| Dims::new(&c.temporaries[i].1.dims)).collect(),
+                paired: false,
                 region_dims: None,
             }));
         }
@@ -229,6 +234,7 @@ impl Plan {
                     output: false,
                     alias: None,
                     dims: vec![Dims::new(&dims); world as usize],
+                    paired: false,
                     region_dims: None,
                 })
             })
@@ -381,6 +387,7 @@ fn plan_tensor(index: usize, tensor: &Tensor, world: u32) -> PlanTensor {
         output: tensor.output,
         alias: None,
         dims,
+        paired: false,
         region_dims,
     }
 }

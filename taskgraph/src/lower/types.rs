@@ -55,6 +55,8 @@ pub(crate) struct PlanTensor {
     pub alias: Option<(u32, usize, Vec<u32>)>,
     /// Local dimensions on each rank.
     pub dims: Vec<Dims>,
+    /// A weight whose rows lie in pairs.
+    pub paired: bool,
     /// Index space of regions, if it differs from the dimensions.
     pub region_dims: Option<Dims>,
 }

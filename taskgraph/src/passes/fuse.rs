@@ -13,8 +13,9 @@ use std::collections::HashMap;
 
 /// Fuses operators by [`crate::TaskType::fusions`] if [`crate::TaskType::fuses`] agrees, and lets collectives include other
 /// operators ([`crate::Collective::absorb`]: a residual that is added to an allreduce), until nothing more fits. The operator of
-/// an output, or of a tensor with several readers, is not absorbed. The fused operator has the name and place of the absorbing
-/// one.
+/// an output, or of a tensor with several readers, is not absorbed, and neither is one whose weight the fused operator would read in
+/// pairs of rows ([`crate::TaskType::paired_inputs`]), if that weight has several readers. The fused operator has the name and place
+/// of the absorbing one.
 #[derive(Clone, Copy, Debug)]
 pub struct Fuse;
 
@@ -75,7 +76,12 @@ fn fuse(graph: &mut OpGraph, registry: &Registry, world: u32, target: &Target) -
         // A fused operator may be absorbed in turn. Its producers come before it, so one sweep finds everything.
         while let Some((absorbed, fused)) = find(graph, registry, &rules, &alive, index, &absorbable) {
             let view = op_view(graph, &fused);
-            if registry.get(&fused.op_type).is_some_and(|t| !t.fuses(&view, world, target)) {
+            let fits = registry.get(&fused.op_type).is_none_or(|t| {
+                // A weight whose rows lie in pairs is of no use to another reader.
+                let sole = |&i: &usize| fused.inputs.get(i).is_none_or(|&w| uses[w as usize] == 1);
+                t.fuses(&view, world, target) && t.paired_inputs(target).iter().all(sole)
+            });
+            if !fits {
                 break;
             }
             // It need not accept all operands of the two, such as a sum's third summand. Then they stay apart.

@@ -256,6 +256,7 @@ mod tests {
             parts: Vec::new(),
             region_dims: dims.clone(),
             tiled: false,
+            paired: false,
             output: false,
             rows: Rows::Fixed,
             overlay: None,

@@ -419,6 +419,7 @@ fn same_tensor(a: &TensorEntry, b: &TensorEntry) -> bool {
         && a.role == b.role
         && a.region_dims == b.region_dims
         && a.tiled == b.tiled
+        && a.paired == b.paired
         && a.output == b.output
         && a.overlay == b.overlay
 }

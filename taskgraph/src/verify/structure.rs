@@ -10,6 +10,7 @@ use crate::dtype::DType;
 use crate::ids::{EventId, TaskId};
 use crate::op_graph::Role;
 use crate::region::MAX_DIMS;
+use crate::target::Backend;
 use crate::task_graph::{Area, EventType, Placement, Space, Task, TaskGraph, TensorEntry, core_types};
 
 /// Maximum number of violations kept per rank. More would not help.
@@ -123,6 +124,12 @@ fn symmetric_tensors(graphs: Ranks<'_>, violations: &mut Vec<Violation>) {
     }
 }
 
+/// True if the tensor can have paired rows: each packed tile consists of as many rows of either half.
+fn has_whole_pairs(tensor: &TensorEntry, backend: Backend) -> bool {
+    let Some(rows) = backend.pair_rows() else { return false };
+    tensor.tiled && tensor.dims.first().is_some_and(|all| all.is_multiple_of(2 * rows))
+}
+
 /// The reason why a tensor cannot be at its place.
 fn overlay_problem(tensor: &TensorEntry) -> Option<String> {
     let overlay = tensor.overlay?;
@@ -219,6 +226,11 @@ impl RankCheck<'_> {
                 ));
             } else if tensor.tiled && !matches!(tensor.role, Role::Weight { .. }) {
                 self.say(format!("tensor '{}' is packed in tiles, but is not a weight", tensor.name));
+            } else if tensor.paired && !has_whole_pairs(tensor, graphs[self.rank].backend) {
+                self.say(format!(
+                    "tensor '{}' {:?} has paired rows, but is not a packed matrix of whole pairs",
+                    tensor.name, tensor.dims
+                ));
             } else if tensor.strides.len() != tensor.dims.len() {
                 self.say(format!("tensor '{}' must have one stride for each dimension", tensor.name));
             } else if !tensor.dims.contains(&0) && !strides_nest(&tensor.dims, &tensor.strides) {

@@ -446,6 +446,7 @@ fn same_tensors(classes: &[Known<'_>]) -> Vec<Violation> {
                     && tensor.bytes == other.bytes
                     && tensor.parts == other.parts
                     && tensor.tiled == other.tiled
+                    && tensor.paired == other.paired
                     && same_role(&tensor.role, &other.role);
                 if !same && violations.len() < 16 {
                     let what = |t: &TensorEntry| {

@@ -11,7 +11,7 @@ mod verify_support;
 use taskgraph::op_graph::Role;
 use taskgraph::task_graph::{EventType, Place, Space, TaskGraph};
 use taskgraph::verify::{Violation, ViolationKind, verify, verify_succession};
-use taskgraph::{DType, EventId};
+use taskgraph::{Backend, DType, EventId};
 use verify_support::*;
 
 /// Verifies a correct graph after `break_it` has changed it; returns the violations.
@@ -285,6 +285,23 @@ fn only_weights_are_packed_in_tiles() {
         g[0].tensors.iter_mut().filter(|t| t.name == "l0.y").for_each(|t| t.tiled = true);
     });
     expect(&found, ViolationKind::Structure, &[], &["'l0.y' is packed in tiles, but is not a weight"]);
+}
+
+#[test]
+fn only_packed_matrices_of_whole_pairs_have_paired_rows() {
+    let paired = |backend, rows| {
+        broken(2, 2, Lowering::Copy, move |g| {
+            for graph in g.iter_mut() {
+                graph.backend = backend;
+                for t in graph.tensors.iter_mut().filter(|t| t.name == "w") {
+                    (t.tiled, t.paired, t.dims[0]) = (true, true, rows);
+                }
+            }
+        })
+    };
+    let text = "has paired rows, but is not a packed matrix of whole pairs";
+    expect(&paired(Backend::Cpu, 32), ViolationKind::Structure, &[], &["'w'", text]);
+    expect(&paired(Backend::Cuda, 40), ViolationKind::Structure, &[], &["'w'", text]);
 }
 
 #[test]

@@ -78,6 +78,7 @@ impl RankBuilder {
             parts: Vec::new(),
             region_dims: dims.to_vec(),
             tiled: false,
+            paired: false,
             output: false,
             rows: Rows::Tokens,
             overlay: None,

@@ -116,3 +116,26 @@ fn random_weights_are_filled_on_the_device() {
         assert!(holds(&all, &(0..rows).map(row).collect::<Vec<Vec<f32>>>()), "{name}");
     }
 }
+
+/// Gates and ups alternate in memory, 8 by 8; the dump has them in the order of the source. A gated product is one task type only with
+/// many workers, unless a tuning value says otherwise.
+#[test]
+fn gates_and_ups_lie_in_pairs() {
+    let config = json!({
+        "architectures": ["Qwen3ForCausalLM"], "hidden_size": 40, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "intermediate_size": 72,
+        "vocab_size": 61, "tie_word_embeddings": false, "rms_norm_eps": 1e-6, "rope_theta": 1e4,
+        "max_position_embeddings": 512, "torch_dtype": "bfloat16", "hidden_act": "silu"
+    });
+    let model = ModelFile::random(config, 5);
+    let all = dumped(&model, "pairs", &["--ignore-eos", "--tune", "linear.gating_workers=1"]);
+    let stored = dumped(&model, "no pairs", &["--ignore-eos"]);
+    for layer in 0..2 {
+        let of = |part: &str| {
+            let name = format!("model.layers.{layer}.mlp.{part}_proj.weight");
+            (0..72).map(move |r| (0..40).map(|c| random(5, &name, r * 40 + c)).collect::<Vec<f32>>())
+        };
+        let rows: Vec<Vec<f32>> = of("gate").chain(of("up")).collect();
+        assert!(holds(&all, &rows) && holds(&stored, &rows), "layer {layer}");
+    }
+}

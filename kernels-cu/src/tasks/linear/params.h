@@ -13,7 +13,7 @@ typedef struct mpk_linear_params {
   uint32_t add_bias;       /* 0: another rank adds it */
   uint32_t has_residual;   /* 1: there is a residual operand */
   uint32_t chunk_rows;     /* rows that are prepared at a time in scratch */
-  uint32_t gated;          /* 1: two weights (and biases), gate and up, each rounded to the output's type; silu(gate) * up */
+  uint32_t gated;          /* 1: two weights, gate and up (one in MPK_LAYOUT_PAIRED), and two biases, each rounded to the output's type; silu(gate) * up */
   float eps;               /* of the norm */
   uint32_t activation;     /* enum mpk_activation of the gates */
 } mpk_linear_params;

@@ -15,6 +15,7 @@
 use crate::abi::{self, mpk_task_wide_linear, mpk_wide_linear_params, params_words};
 use crate::registry::{GpuSite, Registration};
 use crate::tasks::contract;
+use crate::tasks::linear_family::{gpu_layout, rows_of};
 use crate::tasks::operand::gpu_float;
 use crate::tasks::wide::{is_narrow, is_wide, matrix, narrow_dims, wide_dims};
 use crate::tasks::wide_order::in_order;
@@ -25,6 +26,8 @@ use taskgraph::{Region, Target, TaskType};
 
 #[cfg(test)]
 mod cut_test;
+#[cfg(test)]
+mod paired_test;
 #[cfg(test)]
 mod test;
 
@@ -46,7 +49,7 @@ fn gpu(site: &GpuSite<'_>) -> Result<String, String> {
     let ([x, weight, ..], [out]) = (site.inputs, site.outputs) else {
         return Err("it must have x, a weight and one output".to_string());
     };
-    if u32::from(weight.layout) != abi::MPK_LAYOUT_FRAGMENT
+    if u32::from(weight.layout) != gpu_layout(params.gated != 0)
         || weight.strides[0] != weight.dims[1].next_multiple_of(abi::MPK_FRAGMENT_K)
     {
         return Err(format!("its weight {:?} is not packed for the GPU", weight.dims));
@@ -177,13 +180,14 @@ impl TaskType for WideLinear {
                 let x = x.with(0, first_row / tile_rows, (end_row - 1) / tile_rows + 1);
                 let x = if width < tile_rows { x.with(2, in_tile, in_tile + width) } else { x };
                 task.reads.push(Access::new(0, x));
-                let ranges = (0..halves).map(|h| (h * columns + first, h * columns + end));
-                for (lo, hi) in ranges.clone() {
-                    task.reads.push(Access::new(1, Region::whole(&[weight_rows, k]).with(0, lo, hi)));
+                for rows in rows_of(gated, first..end, columns, target) {
+                    let rows = Region::whole(&[weight_rows, k]).with(0, rows.start, rows.end);
+                    task.reads.push(Access::new(1, rows));
                 }
                 if has_bias {
-                    for (lo, hi) in ranges {
-                        task.reads.push(Access::new(2, Region::whole(&[weight_rows]).with(0, lo, hi)));
+                    for half in (0..halves).map(|half| half * columns) {
+                        let part = Region::whole(&[weight_rows]).with(0, half + first, half + end);
+                        task.reads.push(Access::new(2, part));
                     }
                 }
                 let out = match to_wide {

@@ -3,9 +3,10 @@
 
 #include <stdint.h>
 
-/* Operands: x in MPK_LAYOUT_WIDE, weight (two for a gated product: gate, then up), bias (likewise) and residual if there
- * are any; then the output, as rows or in MPK_LAYOUT_WIDE. args[0]: first row of the task's tile of the output. args[1]
- * and args[2]: the blocks of 16 k that the task goes through; bias and residual belong to the first of them. */
+/* Operands: x in MPK_LAYOUT_WIDE, weight (for a gated product two, gate and then up, or one in MPK_LAYOUT_PAIRED), bias (for a gated
+ * product always two) and residual if there are any; then the output, as rows or in MPK_LAYOUT_WIDE. args[0]: first row of the
+ * task's tile of the output. args[1] and args[2]: the blocks of 16 k that the task goes through; bias and residual belong to the
+ * first of them. */
 typedef struct mpk_wide_linear_params {
   uint32_t rows_kind;    /* of the output; 0: token rows, 1: sample rows, 2: all rows are in use */
   uint32_t rows;         /* rows of the whole output */

@@ -153,4 +153,5 @@ fn laid_out_alike(a: &TensorEntry, b: &TensorEntry) -> bool {
         && a.bytes == b.bytes
         && a.region_dims == b.region_dims
         && a.tiled == b.tiled
+        && a.paired == b.paired
 }
