@@ -140,6 +140,12 @@ pub struct LocalPart {
     pub range: Option<(usize, Range<u64>)>,
 }
 
+/// Rows per tile of a packed matrix ([`TensorEntry::tiled`]).
+pub(crate) const TILE_ROWS: u32 = 16;
+/// A tile may be cut at multiples of this number of columns, whichever backend reads it. In all layouts, column c of a tile then begins
+/// at its element c x [`TILE_ROWS`].
+pub(crate) const TILE_COLUMNS: u32 = 16;
+
 /// A tensor of one rank.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TensorEntry {

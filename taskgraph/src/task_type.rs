@@ -108,32 +108,38 @@ pub struct Access {
     /// Present if the bytes are known only at run time, so that the kernel gets the whole tensor. Says what the region stands
     /// for.
     pub trust: Option<Trust>,
+    /// The kernel's view lacks the first dimension, in which the region has one index.
+    pub inner: bool,
 }
 
 impl Access {
     /// The kernel's view is exactly the region.
     pub fn new(operand: u8, region: Region) -> Self {
-        Access { operand, region, trust: None }
+        Access { operand, region, trust: None, inner: false }
+    }
+    /// The kernel's view is the region without its first dimension, in which the region has one index.
+    pub fn inner(operand: u8, region: Region) -> Self {
+        Access { inner: true, ..Access::new(operand, region) }
     }
     /// The kernel sees the whole tensor, but accesses only the rows of active slot `slot` of `of`. In `region`, the rows
     /// (dimension 0) are the slot's *share*: R slot/of .. R (slot + 1)/of of R rows. The share stands for rows that are known
     /// only at run time.
     pub fn rows_of_slot(operand: u8, region: Region, slot: u32, of: u32) -> Self {
-        Access { operand, region, trust: Some(Trust::RowsOfSlot { slot, of }) }
+        Access { trust: Some(Trust::RowsOfSlot { slot, of }), ..Access::new(operand, region) }
     }
     /// The kernel sees the whole cache, but accesses only the pages that `region` stands for, in the cache's own index space.
     pub fn pages_of_slot(operand: u8, region: Region) -> Self {
-        Access { operand, region, trust: Some(Trust::PagesOfSlot) }
+        Access { trust: Some(Trust::PagesOfSlot), ..Access::new(operand, region) }
     }
     /// The kernel sees the whole tensor, but accesses only rows that are assigned to task `task` of the `of` tasks that share
     /// the iteration's work. In `region`, the rows are the task's share, as for a slot in [`Access::rows_of_slot`].
     pub fn rows_of_units(operand: u8, region: Region, task: u32, of: u32) -> Self {
-        Access { operand, region, trust: Some(Trust::RowsOfUnits { task, of }) }
+        Access { trust: Some(Trust::RowsOfUnits { task, of }), ..Access::new(operand, region) }
     }
     /// The kernel sees the whole cache, but accesses only pages of the rows that are assigned to it. `region` stands for them,
     /// in the cache's own index space.
     pub fn pages_of_rows(operand: u8, region: Region) -> Self {
-        Access { operand, region, trust: Some(Trust::PagesOfRows) }
+        Access { trust: Some(Trust::PagesOfRows), ..Access::new(operand, region) }
     }
 }
 

@@ -7,7 +7,7 @@ use crate::dtype::DType;
 use crate::op_graph::{Role, Rows, Tensor};
 use crate::region::MAX_DIMS;
 use crate::split::Sharding;
-use crate::task_graph::{LocalPart, Overlay, Space, TensorEntry};
+use crate::task_graph::{LocalPart, Overlay, Space, TILE_ROWS, TensorEntry};
 use rustc_hash::FxHashSet;
 
 /// The entries of one rank, and the entry of each tensor of the plan ([`NONE`] if it has none).
@@ -111,9 +111,6 @@ impl Entries {
         self.strides.push(strides);
     }
 }
-
-/// Rows per tile of a packed matrix.
-pub(crate) const TILE_ROWS: u32 = 16;
 
 /// The part of each piece of a weight that `rank` holds, in the order of its own rows.
 fn local_parts(tensor: &Tensor, rank: u32, world: u32) -> Vec<LocalPart> {

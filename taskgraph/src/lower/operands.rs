@@ -3,13 +3,12 @@
 //! Slots that are cut in the same way, such as those of a model's layers, have the same operands in other tensors. Such operands
 //! are made once for each rank, and repeated with the indices of the other tensors.
 
-use super::entries::TILE_ROWS;
 use super::overlap::Shift;
 use super::plan::Plan;
 use super::types::{Dims, Part, Slot, SlotKind};
 use crate::error::BuildError;
 use crate::region::{MAX_DIMS, Region};
-use crate::task_graph::{Operand, Place};
+use crate::task_graph::{Operand, Place, TILE_COLUMNS, TILE_ROWS};
 use crate::task_type::Access;
 use crate::trust::Trust;
 use smallvec::SmallVec;
@@ -28,7 +27,11 @@ enum View {
 
 impl View {
     fn of(access: &Access) -> View {
-        if access.trust.is_some() { View::Whole } else { View::Region }
+        match access.trust {
+            Some(_) => View::Whole,
+            None if access.inner => View::Inner,
+            None => View::Region,
+        }
     }
 }
 
@@ -174,15 +177,16 @@ fn operand(
         offset = u64::from(shift) * u64::from(strides[dim]);
     } else if tensor.layout.tiled {
         let [row, column, ..] = region.lo;
-        if row % TILE_ROWS != 0 || column != 0 {
+        let (end, columns) = (region.hi[1], tensor.layout.dims.d[1]);
+        if row % TILE_ROWS != 0 || column % TILE_COLUMNS != 0 || end % TILE_COLUMNS != 0 && end != columns {
             return Err(BuildError::tensor(
                 &plan.tensors[tensor.tensor as usize].name,
                 format!(
-                    "is packed in tiles of {TILE_ROWS} rows, but a task reads {region}; cut its rows at multiples of {TILE_ROWS} and do not cut its columns"
+                    "is packed in tiles of {TILE_ROWS} rows and blocks of {TILE_COLUMNS} columns, but a task reads {region}; cut its rows and columns at multiples of these"
                 ),
             ));
         }
-        offset = u64::from(row) * u64::from(strides[0]);
+        offset = u64::from(row) * u64::from(strides[0]) + u64::from(column) * u64::from(TILE_ROWS);
         (0..ndim).for_each(|d| dims[d] = region.hi[d] - region.lo[d]);
     } else {
         for d in 0..ndim {

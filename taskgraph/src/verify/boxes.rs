@@ -7,7 +7,7 @@
 use crate::dtype::DType;
 use crate::op_graph::Role;
 use crate::region::{MAX_DIMS, Region};
-use crate::task_graph::{Operand, Task, TaskGraph, TensorEntry, core_types};
+use crate::task_graph::{Operand, TILE_ROWS, Task, TaskGraph, TensorEntry, core_types};
 use smallvec::SmallVec;
 
 /// Maximum number of boxes of one view.
@@ -25,7 +25,21 @@ pub(super) fn is_symbolic(tensor: &TensorEntry) -> bool {
     matches!(tensor.role, Role::Persistent { .. }) && tensor.region_dims != tensor.dims
 }
 
-/// Offset of the end of a view's last element; `offset` for a view without elements.
+/// Offset of the end of an operand's last element; its own offset if it has no elements.
+pub(super) fn end_of(tensor: &TensorEntry, operand: &Operand) -> u64 {
+    let ndim = usize::from(operand.ndim);
+    if let (true, &[rows, columns]) = (tensor.tiled, &operand.dims[..ndim])
+        && rows > 0
+        && columns > 0
+    {
+        let before = u64::from(rows.div_ceil(TILE_ROWS) - 1) * u64::from(operand.strides[0]);
+        let elements = before.saturating_add(u64::from(columns)).saturating_mul(u64::from(TILE_ROWS));
+        return elements.saturating_mul(tensor.dtype.size()).saturating_add(operand.offset);
+    }
+    last_byte(operand.offset, &operand.dims[..ndim], &operand.strides[..ndim], tensor.dtype)
+}
+
+/// The same for a view that is not packed.
 pub(super) fn last_byte(offset: u64, dims: &[u32], strides: &[u32], dtype: DType) -> u64 {
     if dims.contains(&0) {
         return offset;

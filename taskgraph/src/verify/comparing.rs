@@ -6,7 +6,7 @@
 
 mod first;
 
-use super::boxes::{boxes, is_region, is_symbolic, last_byte, own_slot};
+use super::boxes::{boxes, end_of, is_region, is_symbolic, own_slot};
 use super::turn::Turn;
 use crate::blocks::Blocks;
 use crate::dtype::DType;
@@ -399,8 +399,7 @@ impl<'a> Comparing<'a> {
 
 /// True if the view is inside its tensor. Everything else is like rank 0's, which has been checked.
 fn fits(tensor: &TensorEntry, operand: &Operand) -> bool {
-    let ndim = usize::from(operand.ndim);
-    let end = last_byte(operand.offset, &operand.dims[..ndim], &operand.strides[..ndim], tensor.dtype);
+    let end = end_of(tensor, operand);
     let inside = |d: usize| {
         operand.region.lo[d] <= operand.region.hi[d]
             && operand.region.hi[d] <= tensor.region_dims.get(d).copied().unwrap_or(1)

@@ -6,7 +6,7 @@ use crate::op_graph::Role;
 use crate::region::MAX_DIMS;
 use crate::task_graph::{Operand, Place, Space, Task, TensorEntry};
 use crate::trust::Trust;
-use crate::verify::boxes::{Scattered, boxes, is_symbolic, last_byte};
+use crate::verify::boxes::{Scattered, boxes, end_of, is_symbolic};
 
 /// The reason why a trust does not fit its operand.
 fn trusted(tensor: &TensorEntry, operand: &Operand, active: u32) -> Option<String> {
@@ -92,7 +92,7 @@ impl RankCheck<'_> {
                 ));
             }
         }
-        let end = last_byte(operand.offset, &operand.dims[..ndim], &operand.strides[..ndim], tensor.dtype);
+        let end = end_of(tensor, operand);
         // The offset of a share without elements means nothing.
         let empty = operand.dims[..ndim].contains(&0);
         if !empty && end > tensor.bytes {
