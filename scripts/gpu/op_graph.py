@@ -77,6 +77,17 @@ class Graph:
         bound = ref.stored(values, spread, dtype)
         self.expect(output, lambda outputs: close(outputs[output], values, bound, dtype))
 
+    def expect_all(self, outputs):
+        """Ends the case with several float outputs: [(name, values, spread, dtype)]."""
+        bounds = [(name, values, ref.stored(values, spread, dtype), dtype) for name, values, spread, dtype in outputs]
+
+        def compare(found):
+            verdicts = [(name, *close(found[name], values, bound, dtype)) for name, values, bound, dtype in bounds]
+            problems = [f"{name}: {problem}" for name, problem, _ in verdicts if problem]
+            return "; ".join(problems) or None, max(share for _, _, share in verdicts)
+
+        self.expect([name for name, *_ in bounds], compare)
+
     def write(self, folder):
         """Writes the model.json and the files of its values; returns its path."""
         for case, tensors in self.files.items():

@@ -148,6 +148,48 @@ def gated(g, index, shapes=SHAPES, count=3):
             g.expect_values(g.named("y"), av + rv, 0.0, "f32")
 
 
+# Columns of a stream, and the columns k of the products that write it, each at least 512 for each task that shares a tile
+STREAMS = [(1008, 1024), (61, 2060), (128, 2048), (704, 1600), (16, 4096), (29, 2064)]
+
+
+def streams(g, index, count=2):
+    """Products that add to a stream of f32, and norms that read it. If its columns are few for the workers, tasks share the k of the long
+    products, and the readers add their sums: a norm, a norm of the sampled rows, and residuals of a long and of a short product."""
+    for i, (d, k) in enumerate(rotated(STREAMS, 2 * index, count)):
+        dtype = DTYPES[(i + index) % 3]
+        if not g.begin(f"stream {dtype} d={d} k={k}"):
+            continue
+        r, values = g.tensor("r", "input", "f32", g.normal(g.rows, d))
+        spread, stream = np.zeros_like(values), r
+        outputs = []
+        for step, columns in enumerate([k, k, 40]):
+            x, xv = g.tensor(f"x{step}", "input", dtype, g.normal(g.rows, columns))
+            w, wv = g.tensor(f"w{step}", "weight", dtype, g.normal(d, columns, scale=columns**-0.5))
+            inputs = [x, w]
+            product, off = ref.linear(xv, None, wv, wide=g.rows > 8)
+            if step == 1:
+                b, bv = g.tensor("b", "weight", dtype, g.normal(d))
+                inputs, product, off = [*inputs, b], product + bv, off + ref.SUM * np.abs(bv)
+            g.op("linear", inputs, g.named(f"d{step}"), output_dtype="f32")
+            g.op("add", [g.named(f"d{step}"), stream], g.named(f"y{step}"))
+            stream, spread = g.named(f"y{step}"), spread + off + ref.SUM * (np.abs(values) + np.abs(product))
+            values = values + product
+            if step == 2:
+                outputs.append((stream, values, spread, "f32"))
+                break
+            gather = step == 1
+            norm, normv = g.tensor(f"norm{step}", "weight", dtype, 1 + g.normal(d, scale=0.3))
+            v, vv = g.tensor(f"v{step}", "weight", dtype, g.normal(45, d, scale=d**-0.5))
+            g.op("rmsnorm", [stream, norm], g.named(f"n{step}"), eps=1e-6)
+            g.op("linear", [g.named(f"n{step}"), v], g.named(f"z{step}"), output_dtype="f32", **({"gather_samples": True} if gather else {}))
+            first = g.rows - g.samples if gather else 0
+            normed, own = ref.rmsnorm(values[first:], normv, 1e-6)
+            scale = np.sqrt(np.mean(values[first:] ** 2, axis=1, keepdims=True))
+            own = own + 2 * spread[first:] / scale * np.abs(normv)
+            outputs.append((g.named(f"z{step}"), *ref.linear(normed, own, vv, act=dtype, wide=g.rows > 8), "f32"))
+        g.expect_all(outputs)
+
+
 def embeddings(g, index, world=1):
     """`embedding` of the rows' tokens; all tables have the same length, since there is one list of tokens."""
     vocabulary = 1003

@@ -50,6 +50,7 @@ def graphs(check, worlds):
         alone.norms(g, index)
         alone.gated_products(g, index)
         alone.gated(g, index)
+        alone.streams(g, index)
         alone.embeddings(g, index)
         alone.attentions(g, index, page)
         alone.sampling(g, index)

@@ -31,11 +31,12 @@ int run_linear_task(const mpk_kernel_args* args, RowSource source) {
   const mpk_operand* next;
   LinearTask task = begin_task(args, source, next);
   task.weight = next++;
+  const int32_t* leaves_out = args->task->args; // the bias; the residual
   if (task.params->has_bias) {
-    if (task.params->add_bias) task.bias = next;
+    if (task.params->add_bias && leaves_out[0] == 0) task.bias = next;
     ++next;
   }
-  if (task.params->has_residual) task.residual = next++;
+  if (task.params->has_residual && leaves_out[1] == 0) task.residual = next;
   return run_on_level(task);
 }
 

@@ -16,14 +16,20 @@ namespace gpu {
 /* Weight, X, Norm: enum mpk_dtype of weight, x and norm weight. MostK: maximum number of the weight's columns on this
  * rank. N8: rows that are multiplied at a time, in units of eight. Everything else is known only at run time, so that the
  * products of a layer share one or two kernel variants: instructions that were not used for long must be fetched again,
- * which costs a task microseconds. */
-template <uint32_t Weight, uint32_t Source, uint32_t MostK, uint32_t N8, uint32_t X, uint32_t Norm>
+ * which costs a task microseconds.
+ *
+ * Parts above 1: several tasks share the k of a tile, in this product or in those before it. A normed x is so many summands
+ * [Parts, rows, k]. Other sources have 2: the task may have a part of k (some of the weight's columns) and leave out bias or residual,
+ * and the residual may be summands. */
+template <uint32_t Weight, uint32_t Source, uint32_t MostK, uint32_t N8, uint32_t X, uint32_t Norm, uint32_t Parts = 1>
 struct Linear : TaskCode {
   static __device__ int run(Context& context);
   static __device__ bool load(Loader& loader);
 
  private:
-  using Left = LeftSide<Weight, Source, MostK, X, Norm>;
+  using Left = LeftSide<Weight, Source, MostK, X, Norm, Source == kRmsNorm ? Parts : 1>;
+  /* Whether the task may have a part of k, and the residual may be summands. */
+  static constexpr bool kShares = Parts > 1 && Source != kRmsNorm;
   static constexpr uint32_t kWeight = Source == kRmsNorm ? 2 : 1;
   static constexpr uint32_t kColumns = N8 * 8; /* rows of the output, columns of the product */
   static constexpr uint32_t kPasses = (kColumns * 16 + kComputeThreads - 1) / kComputeThreads;
@@ -80,7 +86,27 @@ struct Linear : TaskCode {
     if (p.row_block * row_bytes(p.blocks) > kRoom) choose_segment(p);
     p.traits = params.gated * kGated | params.has_bias * kHasBias | (params.has_bias & params.add_bias) * kAddsBias |
                params.has_residual * kAddsResidual | (p.segment != p.blocks ? kCarries : 0u);
+    if constexpr (kShares) {
+      const int32_t* const leaves_out = slot.task.args;
+      if (leaves_out[0] != 0) p.traits &= ~static_cast<uint32_t>(kAddsBias);
+      if (leaves_out[1] != 0) p.traits &= ~static_cast<uint32_t>(kAddsResidual);
+    }
     return p;
+  }
+
+  /* Blocks from one tile of the weight to the next. */
+  static __device__ __forceinline__ uint32_t tile_blocks(const TaskSlot& slot, const Plan& p) {
+    if constexpr (kShares) return reread(slot.operands[kWeight].strides[0]) / 16;
+    else return p.blocks;
+  }
+
+  /* A residual that may be summands [parts, rows, columns]. */
+  static __device__ __forceinline__ float sum_of_residual(const mpk_operand& operand, uint32_t row, uint32_t column) {
+    const bool stacked = operand.ndim == 3;
+    const float* const first = reinterpret_cast<const float*>(operand.addr) + static_cast<uint64_t>(row) * operand.strides[stacked ? 1 : 0] + column;
+    float sum = *first;
+    for (uint32_t part = 1, parts = stacked ? operand.dims[0] : 1; part < parts; ++part) sum += first[static_cast<uint64_t>(part) * operand.strides[0]];
+    return sum;
   }
 
   /* The longest segment with which all tiles form one group; if that is too short, the shortest segment and more
@@ -110,8 +136,8 @@ struct Linear : TaskCode {
   static __device__ __forceinline__ int multiply(Context& context, StageReader& reader);
 };
 
-template <uint32_t Weight, uint32_t Source, uint32_t MostK, uint32_t N8, uint32_t X, uint32_t Norm>
-__device__ inline bool Linear<Weight, Source, MostK, N8, X, Norm>::load(Loader& loader) {
+template <uint32_t Weight, uint32_t Source, uint32_t MostK, uint32_t N8, uint32_t X, uint32_t Norm, uint32_t Parts>
+__device__ inline bool Linear<Weight, Source, MostK, N8, X, Norm, Parts>::load(Loader& loader) {
   const Plan p = plan(*loader.slot);
   for (uint32_t row = 0; row < p.rows; row += p.row_block) {
     for (uint32_t group = 0; group < p.tiles; group += p.group) {
@@ -120,7 +146,7 @@ __device__ inline bool Linear<Weight, Source, MostK, N8, X, Norm>::load(Loader& 
         blocks = min(p.segment, p.blocks - from);
         for (uint32_t tile = group; tile < group_end; ++tile) {
           const uint8_t* at = reinterpret_cast<const uint8_t*>(loader.slot->operands[kWeight].addr) +
-                              (static_cast<uint64_t>(tile) * p.blocks + from) * kBlockBytes<Weight>;
+                              (static_cast<uint64_t>(tile) * tile_blocks(*loader.slot, p) + from) * kBlockBytes<Weight>;
           /* A single call, because it is inlined. */
           for (uint32_t left = blocks * kBlockBytes<Weight>, bytes; left != 0; left -= bytes, at += bytes) {
             bytes = min(left, kStageBytes);
@@ -133,8 +159,8 @@ __device__ inline bool Linear<Weight, Source, MostK, N8, X, Norm>::load(Loader& 
   return true;
 }
 
-template <uint32_t Weight, uint32_t Source, uint32_t MostK, uint32_t N8, uint32_t X, uint32_t Norm>
-__device__ inline int Linear<Weight, Source, MostK, N8, X, Norm>::run(Context& context) {
+template <uint32_t Weight, uint32_t Source, uint32_t MostK, uint32_t N8, uint32_t X, uint32_t Norm, uint32_t Parts>
+__device__ inline int Linear<Weight, Source, MostK, N8, X, Norm, Parts>::run(Context& context) {
   {
     const Plan p = plan(*context.slot);
     if (p.rows != 0) left_side(context, p).fetch_norm();
@@ -147,8 +173,8 @@ __device__ inline int Linear<Weight, Source, MostK, N8, X, Norm>::run(Context& c
   return code;
 }
 
-template <uint32_t Weight, uint32_t Source, uint32_t MostK, uint32_t N8, uint32_t X, uint32_t Norm>
-__device__ __forceinline__ int Linear<Weight, Source, MostK, N8, X, Norm>::multiply(Context& context, StageReader& reader) {
+template <uint32_t Weight, uint32_t Source, uint32_t MostK, uint32_t N8, uint32_t X, uint32_t Norm, uint32_t Parts>
+__device__ __forceinline__ int Linear<Weight, Source, MostK, N8, X, Norm, Parts>::multiply(Context& context, StageReader& reader) {
   const Plan& p = kept();
   uint8_t* const work = work_area();
   float* const shares = reinterpret_cast<float*>(work + kSharesAt);
@@ -198,7 +224,8 @@ __device__ __forceinline__ int Linear<Weight, Source, MostK, N8, X, Norm>::multi
               }
               if ((traits & kAddsResidual) != 0) {
                 const mpk_operand& operand = context.input(kWeight + 1 + ((traits & kHasBias) != 0 ? 1 : 0));
-                residual[pass] = reinterpret_cast<const float*>(row_address(operand, first_row + row))[column];
+                if constexpr (kShares) residual[pass] = sum_of_residual(operand, first_row + row, column);
+                else residual[pass] = reinterpret_cast<const float*>(row_address(operand, first_row + row))[column];
               }
             }
           }

@@ -124,15 +124,19 @@ __device__ __forceinline__ void silu_mul(float (&gate)[Count], const float (&up)
 /* Where the rows come from, and how they are divided among the threads: in pieces of 16 bytes of x, adjacent for a
  * warp. Loads with gaps between a warp's pieces take up to three times as long, even if the thread itself fills the
  * gaps. MostK: maximum number of columns of the left operand, for what is held in registers. Their number is known
- * only at run time, so that products of many shapes share the code. */
-template <uint32_t Weight, uint32_t Source, uint32_t MostK, uint32_t X, uint32_t Norm>
+ * only at run time, so that products of many shapes share the code. Parts: x is so many summands, one after the other. All loads of
+ * a piece's parts are issued before the first of them is used. */
+template <uint32_t Weight, uint32_t Source, uint32_t MostK, uint32_t X, uint32_t Norm, uint32_t Parts = 1>
 class LeftSide {
+  static_assert(Parts == 1 || (Source == kRmsNorm && X == MPK_F32), "normed rows of f32 may be summands");
   static constexpr uint32_t kPiece = 16 / kNumberBytes<X>; /* numbers per piece */
   static constexpr uint32_t kMostPieces = MostK / kPiece;
   static constexpr uint32_t kPutBytes = kPiece * kNumberBytes<Weight>;
   static constexpr uint32_t kNormPieceBytes = kPiece * kNumberBytes<Norm>;
   using Piece = Numbers<X, kPiece>;
   using NormPiece = Numbers<Norm, kPiece>;
+  /* The parts after the first; room for one if there are none, since an array has at least one element. */
+  static constexpr uint32_t kOthers = Parts > 1 ? Parts - 1 : 1;
   /* The rows are x unchanged. */
   static constexpr bool kCopies = Source == kPlain && X == Weight;
 
@@ -142,9 +146,9 @@ class LeftSide {
   static constexpr uint32_t kHeld = (kMostPieces + Warps * 32 - 1) / (Warps * 32);
   /* In at most 64 registers. */
   template <uint32_t Warps>
-  static constexpr bool kCanHold = kHeld<Warps> * sizeof(Piece) <= 256;
+  static constexpr bool kCanHold = kHeld<Warps> * Parts * sizeof(Piece) <= 256;
   /* Warps per row if there are many. */
-  static constexpr uint32_t kFewWarps = kHeld<4> * sizeof(Piece) <= 128 ? 4 : 8;
+  static constexpr uint32_t kFewWarps = kHeld<4> * Parts * sizeof(Piece) <= 128 ? 4 : 8;
   /* Bytes of shared memory for the norm weight of `k` columns, which is fetched before the task's events. */
   static __device__ __forceinline__ uint32_t norm_bytes(uint32_t k) { return Source == kRmsNorm && k % 16 == 0 ? k * kNumberBytes<Norm> : 0; }
   /* Shared floats for the norms of up to 32 rows: partial sums of squares, then the scales. */
@@ -154,7 +158,7 @@ class LeftSide {
    * NULL. */
   __device__ __forceinline__ LeftSide(Context& context, uint32_t weight, float* shared, uint8_t* norm)
       : context_(context), weight_(weight), sums_(shared), scales_(shared + 32) {
-    wide_ = k() % 16 == 0 && ((context.input(0).addr | static_cast<uint64_t>(context.input(0).strides[0]) * kNumberBytes<X>) & 15) == 0;
+    wide_ = k() % 16 == 0 && ((context.input(0).addr | static_cast<uint64_t>(context.input(0).strides[kRowDim]) * kNumberBytes<X>) & 15) == 0;
     if constexpr (Source == kRmsNorm) {
       const uint64_t address = context.input(1).addr;
       wide_ = wide_ && (address & 15) == 0;
@@ -223,8 +227,12 @@ class LeftSide {
   }
 
  private:
+  /* The dimension of x that is rows. */
+  static constexpr uint32_t kRowDim = Parts > 1 ? 1 : 0;
   /* Read from shared memory where needed, because the registers are for the rows. */
   __device__ __forceinline__ uint32_t k() const { return reread(context_.input(weight_).dims[1]); }
+  /* Bytes from a row to the same row of the next summand. If a row is aligned, so are those of all summands. */
+  __device__ __forceinline__ uint64_t to_next_part() const { return static_cast<uint64_t>(reread(context_.input(0).strides[0])) * kNumberBytes<X>; }
   __device__ __forceinline__ uint32_t num_pieces() const { return k() / kPiece; }
 
   /* Start addresses of rows of x. */
@@ -239,11 +247,26 @@ class LeftSide {
   __device__ __forceinline__ Rows rows_of_x() const {
     const mpk_operand& x = context_.input(0);
     const bool gathers = reread(context_.template params<mpk_linear_params>().gather_samples) != 0;
-    return {reread(x.addr), static_cast<uint64_t>(reread(x.strides[0])) * kNumberBytes<X>, gathers ? context_.batch()->sample_row : nullptr};
+    return {reread(x.addr), static_cast<uint64_t>(reread(x.strides[kRowDim])) * kNumberBytes<X>, gathers ? context_.batch()->sample_row : nullptr};
   }
 
   __device__ __forceinline__ float scale_of(float squares) const {
     return rsqrtf(fmaf(squares, reciprocal(static_cast<float>(k())), context_.template params<mpk_linear_params>().eps));
+  }
+
+  /* Adds the other parts to the first, in order. */
+  static __device__ __forceinline__ void add_parts(Piece& first, const Piece (&others)[kOthers]) {
+    float sum[kPiece];
+    first.values(sum);
+#pragma unroll
+    for (uint32_t part = 0; part + 1 < Parts; ++part) {
+      float v[kPiece];
+      others[part].values(v);
+#pragma unroll
+      for (uint32_t i = 0; i < kPiece; ++i) sum[i] += v[i];
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < kPiece; ++i) first.words[i] = __float_as_uint(sum[i]);
   }
 
   static __device__ __forceinline__ float add_squares(float squares, const Piece& x) {
@@ -263,24 +286,53 @@ class LeftSide {
     put_numbers<Weight>(address, v, valid);
   }
 
+  static __device__ __forceinline__ void clear_parts(Piece (&others)[kOthers]) {
+#pragma unroll
+    for (uint32_t part = 0; part < kOthers; ++part) others[part].clear();
+  }
+  /* The other parts of the piece at `from`. */
+  __device__ __forceinline__ void load_parts(Piece (&others)[kOthers], uint64_t from) const {
+    const uint64_t apart = to_next_part();
+#pragma unroll
+    for (uint32_t part = 0; part < kOthers; ++part) others[part].load(from + (part + 1) * apart);
+  }
+  /* Number `i` of the row at `from`. */
+  __device__ __forceinline__ float number_of(uint64_t from, uint32_t i) const {
+    float v = load_as_f32(reinterpret_cast<const void*>(from), X, i);
+    if constexpr (Parts > 1) {
+      const uint64_t apart = to_next_part();
+#pragma unroll
+      for (uint32_t part = 1; part < Parts; ++part) v += load_as_f32(reinterpret_cast<const void*>(from + part * apart), X, i);
+    }
+    return v;
+  }
+
   /* One thread's part of a row's sum of squares: every `step`-th piece, or number, starting at `at`. */
   __device__ __forceinline__ float squares_of(uint64_t from, uint32_t at, uint32_t step) const {
     float squares = 0.0f;
     if (wide_) {
-      constexpr uint32_t kBatch = 16;
+      constexpr uint32_t kBatch = 16 / Parts;
       for (uint32_t piece = at, pieces = num_pieces(); piece < pieces; piece += step * kBatch) {
         Piece x[kBatch];
+        [[maybe_unused]] Piece others[kBatch][kOthers];
 #pragma unroll
         for (uint32_t j = 0; j < kBatch; ++j) {
           x[j].clear();
-          if (piece + j * step < pieces) x[j].load(from + (piece + j * step) * sizeof(Piece));
+          if constexpr (Parts > 1) clear_parts(others[j]);
+          if (piece + j * step < pieces) {
+            x[j].load(from + (piece + j * step) * sizeof(Piece));
+            if constexpr (Parts > 1) load_parts(others[j], from + (piece + j * step) * sizeof(Piece));
+          }
         }
 #pragma unroll
-        for (uint32_t j = 0; j < kBatch; ++j) squares = add_squares(squares, x[j]);
+        for (uint32_t j = 0; j < kBatch; ++j) {
+          if constexpr (Parts > 1) add_parts(x[j], others[j]);
+          squares = add_squares(squares, x[j]);
+        }
       }
     } else {
       for (uint32_t i = at; i < k(); i += step) {
-        const float v = load_as_f32(reinterpret_cast<const void*>(from), X, i);
+        const float v = number_of(from, i);
         squares = fmaf(v, v, squares);
       }
     }
@@ -292,7 +344,7 @@ class LeftSide {
   template <uint32_t Warps, uint32_t Rounds, uint32_t MostRows>
   __device__ __forceinline__ int norm_held(uint32_t first, uint32_t rows, uint8_t* to, uint32_t row_bytes) {
     constexpr uint32_t kCount = kHeld<Warps>, kRound = kComputeWarps / Warps;
-    constexpr uint32_t kFitting = 512 / (kCount * sizeof(Piece));
+    constexpr uint32_t kFitting = 512 / (kCount * Parts * sizeof(Piece));
     constexpr uint32_t kTogether = kFitting < 1 ? 1 : kFitting >= Rounds ? Rounds : kFitting < 4 ? kFitting : 4;
     constexpr bool kOneSet = kTogether * kRound >= MostRows;
     static_assert((kOneSet ? 1 : 2) * kTogether * kComputeWarps <= kNormFloats, "the sums of two sets of rounds");
@@ -305,11 +357,18 @@ class LeftSide {
     for (uint32_t begin = 0; begin < rows; begin += kTogether * kRound, ++set) {
       const uint32_t first_row = begin + warp / Warps;
       Piece x[kTogether][kCount];
+      [[maybe_unused]] Piece others[kTogether][kOthers][kCount];
       const Rows source = rows_of_x();
 #pragma unroll
       for (uint32_t r = 0; r < kTogether; ++r) {
         const uint32_t row = first_row + r * kRound;
         load_row<Warps>(x[r], source.at(first + min(row, rows - 1)) + at * sizeof(Piece), at, row < rows ? pieces : 0, Counts());
+        if constexpr (Parts > 1) {
+          const uint64_t from = source.at(first + min(row, rows - 1)) + at * sizeof(Piece), apart = to_next_part();
+#pragma unroll
+          for (uint32_t part = 0; part < kOthers; ++part)
+            load_row<Warps>(others[r][part], from + (part + 1) * apart, at, row < rows ? pieces : 0, Counts());
+        }
       }
       /* Sets alternate between two parts of the sums: one barrier per set. */
       float* const sums = sums_ + (kOneSet ? 0 : set % 2 * kTogether * kComputeWarps);
@@ -317,7 +376,15 @@ class LeftSide {
       for (uint32_t r = 0; r < kTogether; ++r) {
         float squares = 0.0f;
 #pragma unroll
-        for (uint32_t j = 0; j < kCount; ++j) squares = add_squares(squares, x[r][j]);
+        for (uint32_t j = 0; j < kCount; ++j) {
+          if constexpr (Parts > 1) {
+            Piece of_piece[kOthers];
+#pragma unroll
+            for (uint32_t part = 0; part < kOthers; ++part) of_piece[part] = others[r][part][j];
+            add_parts(x[r][j], of_piece);
+          }
+          squares = add_squares(squares, x[r][j]);
+        }
         squares = sum_of_warp(squares);
         if (thread % 32 == 0) sums[r * kComputeWarps + warp] = squares;
       }
@@ -367,7 +434,7 @@ class LeftSide {
 
   /* Issues all loads of a thread's batch, in at most 96 registers, before the first use. */
   __device__ __forceinline__ void put_wide(uint32_t first, uint32_t rows, uint32_t first_block, uint32_t blocks, uint8_t* to, uint32_t row_bytes) const {
-    constexpr uint32_t kItemBytes = sizeof(Piece) * (Source == kSiluMul ? 2 : 1) + (Source == kRmsNorm ? sizeof(NormPiece) : 0);
+    constexpr uint32_t kItemBytes = sizeof(Piece) * (Source == kSiluMul ? 2 : Parts) + (Source == kRmsNorm ? sizeof(NormPiece) : 0);
     constexpr uint32_t kBatch = 384 / kItemBytes < 16 ? 384 / kItemBytes : 16;
     const uint32_t first_piece = first_block * (16 / kPiece);
     const Rows source = rows_of_x();
@@ -376,6 +443,7 @@ class LeftSide {
     while (walk.row < rows) {
       Piece x[kBatch], up[Source == kSiluMul ? kBatch : 1];
       NormPiece norm[Source == kRmsNorm ? kBatch : 1];
+      [[maybe_unused]] Piece others[kBatch][kOthers];
       Walk ahead = walk;
 #pragma unroll
       for (uint32_t j = 0; j < kBatch; ++j) {
@@ -383,10 +451,12 @@ class LeftSide {
         x[j].clear();
         if constexpr (Source == kSiluMul) up[j].clear();
         if constexpr (Source == kRmsNorm) norm[j].clear();
+        if constexpr (Parts > 1) clear_parts(others[j]);
         if (ahead.row < rows) {
           const uint32_t piece = first_piece + ahead.at;
           const uint64_t from = source.at(first + ahead.row) + piece * sizeof(Piece);
           x[j].load(from);
+          if constexpr (Parts > 1) load_parts(others[j], from);
           if constexpr (Source == kSiluMul) up[j].load(from + k() * kNumberBytes<X>);
           if constexpr (Source == kRmsNorm) norm[j].load_generic(norm_ + piece * kNormPieceBytes);
         }
@@ -396,6 +466,7 @@ class LeftSide {
       for (uint32_t j = 0; j < kBatch; ++j) {
         const bool valid = walk.row < rows;
         const uint32_t address = shared_address(to) + walk.row * row_bytes + walk.at * kPutBytes;
+        if constexpr (Parts > 1) add_parts(x[j], others[j]);
         if constexpr (Source == kRmsNorm) {
           put_normed(address, x[j], norm[j], scales_[valid ? walk.row : 0], valid);
         } else {
@@ -422,10 +493,10 @@ class LeftSide {
       const uint32_t row = i / columns, column = i - row * columns, at = first_block * 16 + column;
       float v = 0.0f;
       if (at < k()) {
-        const void* from = reinterpret_cast<const void*>(x.at(first + row));
-        v = load_as_f32(from, X, at);
+        const uint64_t from = x.at(first + row);
+        v = number_of(from, at);
         if constexpr (Source == kRmsNorm) v = v * scales_[row] * load_as_f32(norm_, Norm, at);
-        if constexpr (Source == kSiluMul) v = silu(v) * load_as_f32(from, X, k() + at);
+        if constexpr (Source == kSiluMul) v = silu(v) * number_of(from, k() + at);
       }
       reinterpret_cast<typename Number<Weight>::Type*>(to + row * row_bytes)[column] = Number<Weight>::from_f32(v);
     }

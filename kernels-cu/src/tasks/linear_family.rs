@@ -11,6 +11,9 @@
 //! another gate than SiLU, as in `silu_mul`. On GPUs the weight's rows lie in pairs (`MPK_LAYOUT_PAIRED`), so a task's gates and ups
 //! are one operand, and its columns are multiples of 8 instead of 16.
 //!
+//! In products of few rows, several tasks may share the k of a tile (`linear_parts.rs`). Then the output, a normed x or the residual is
+//! `[parts, rows, columns]`, and a task reads its own columns of x and of the weight.
+//!
 //! Attributes: `output_dtype` (default: f32 with a row-parallel weight, otherwise the weight's type; with a residual
 //! the output is always f32, and the product is not rounded before), `gather_samples` (output row s is computed from
 //! the row that yields sample s), `align` (column tiles are multiples of it if there are enough of them), and `eps` of
@@ -20,6 +23,7 @@ use crate::abi::{self, mpk_linear_params, params_words};
 use crate::registry::GpuSite;
 use crate::tasks::contract;
 use crate::tasks::linear_knobs::GATING_WORKERS;
+use crate::tasks::linear_parts;
 use crate::tasks::operand::{gpu_float, gpu_rows_contiguous};
 use crate::tasks::wide::{self, Product};
 use smallvec::{SmallVec, smallvec};
@@ -70,6 +74,9 @@ const CHUNK_ROWS: (u64, u64) = (96, 480);
 
 /// GPU code for normed rows is compiled for multiples of this number of columns, so that shapes share code.
 const GPU_COLUMNS_STEP: u32 = 4096;
+
+/// The same for rows that are several summands.
+const GPU_COLUMNS_OF_PARTS_STEP: u32 = 1024;
 
 const OUTPUT_DTYPE: Attribute = Attribute::new("output_dtype", AttributeKind::DType);
 const GATHER_SAMPLES: Attribute = Attribute::new("gather_samples", AttributeKind::Bool);
@@ -259,15 +266,26 @@ impl Family {
         }
         let weight = &site.inputs[1 + norm];
         let (k, stride) = (weight.dims[1], weight.strides[0]);
+        // A task may have a part of k.
+        let cut = stride > k.next_multiple_of(abi::MPK_FRAGMENT_K);
         if u32::from(weight.layout) != gpu_layout(self.gated)
-            || stride != k.next_multiple_of(abi::MPK_FRAGMENT_K)
+            || stride < k
+            || !stride.is_multiple_of(abi::MPK_FRAGMENT_K)
+            || cut && (self.source != Source::Plain || self.gated)
         {
             return Err(format!("its weight [{}, {k}] is not packed for the GPU", weight.dims[0]));
         }
         let wanted = if self.source == Source::SiluMul { 2 * u64::from(k) } else { u64::from(k) };
-        if u64::from(x.dims[1]) != wanted {
-            return Err(format!("x has {} columns, but the weight needs {wanted}", x.dims[1]));
+        let x_columns = if x.ndim == 3 { x.dims[2] } else { x.dims[1] };
+        if u64::from(x_columns) != wanted {
+            return Err(format!("x has {x_columns} columns, but the weight needs {wanted}"));
         }
+        let residual = (params.has_residual != 0).then(|| &site.inputs[count - 1]);
+        // Only rows that are loaded at once need code for their number of summands.
+        let parts = match x.ndim {
+            3 => x.dims[0],
+            _ => 1 + u32::from(cut || residual.is_some_and(|residual| residual.ndim == 3)),
+        };
         let strided =
             site.inputs.iter().chain([out]).filter(|o| u32::from(o.layout) == abi::MPK_LAYOUT_STRIDED);
         gpu_rows_contiguous(strided)?;
@@ -284,10 +302,12 @@ impl Family {
         if out.dtype != abi::MPK_F32_FLAGGED as u8 {
             gpu_float(out)?;
         }
-        // Only rows that are normed are kept in registers.
-        let most = if norm == 1 { k.max(1).next_multiple_of(GPU_COLUMNS_STEP) } else { 0 };
+        // Only rows that are normed are kept in registers. Summands have few columns, since their writer has few tiles.
+        let step = if parts > 1 { GPU_COLUMNS_OF_PARTS_STEP } else { GPU_COLUMNS_STEP };
+        let most = if norm == 1 { k.max(1).next_multiple_of(step) } else { 0 };
+        let parts = if parts > 1 { format!(", {parts}") } else { String::new() };
         Ok(format!(
-            "mpk::gpu::Linear<{}, mpk::gpu::{source}, {most}, {eights}, {}, {}>",
+            "mpk::gpu::Linear<{}, mpk::gpu::{source}, {most}, {eights}, {}, {}{parts}>",
             gpu_float(weight)?,
             gpu_float(x)?,
             if norm == 1 { gpu_float(&site.inputs[1])? } else { "MPK_F32" },
@@ -357,29 +377,49 @@ impl Family {
 
     /// For [`taskgraph::TaskType::reads_as`].
     pub fn reads_as(self, op: &LocalOp<'_>, input: usize, target: &Target) -> Option<TensorType> {
-        let product = self.wide_product(op).ok().flatten()?;
-        wide::reads_as(&product, op, input, target)
+        let product = self.wide_product(op).ok().flatten();
+        if let Some(product) = product.filter(|product| wide::expand(product, op, target).is_some()) {
+            return wide::reads_as(&product, op, input, target);
+        }
+        let at = self.operands(op.inputs.len()).ok()?;
+        let adds = input == 0 && at.norm.is_some() || at.residual == Some(input);
+        adds.then(|| linear_parts::reads_as(op, input, target)).flatten()
     }
 
     /// For [`taskgraph::TaskType::writes_as`].
     pub fn writes_as(self, op: &LocalOp<'_>, ty: &TensorType, target: &Target) -> bool {
         let product = self.wide_product(op).ok().flatten();
-        product.is_some_and(|product| wide::writes_as(&product, op, ty, target))
+        if let Some(product) = product.filter(|product| wide::expand(product, op, target).is_some()) {
+            return wide::writes_as(&product, op, ty, target);
+        }
+        let gathers = contract::attr_bool(op.global.attrs, "gather_samples").unwrap_or(true);
+        let Ok(Operands { weight, .. }) = self.operands(op.inputs.len()) else { return false };
+        let plain = self.source == Source::Plain && !self.gated && !gathers;
+        let k = op.inputs[weight].dims.get(1);
+        plain && k.is_some_and(|&k| linear_parts::writes_as(op, k, ty, target))
     }
 
     /// Tasks, for [`taskgraph::TaskType::partition`].
     pub fn partition(self, op: &LocalOp<'_>, target: &Target) -> Result<Partition, OpError> {
         let at = self.operands(op.inputs.len())?;
         let attrs = op.global.attrs;
-        let (rows, columns) = contract::local_matrix(&op.outputs[0])?;
+        let (x, out) = (&op.inputs[0], &op.outputs[0]);
+        let (parts, x_parts) = (linear_parts::parts_of(out), linear_parts::parts_of(x));
+        let residual_parts = at.residual.map_or(1, |residual| linear_parts::parts_of(&op.inputs[residual]));
+        let (rows, columns) = contract::local_matrix(&linear_parts::matrix_of(out))?;
         let (weight_rows, k) = contract::local_matrix(&op.inputs[at.weight])?;
-        let (x_rows, x_columns) = contract::local_matrix(&op.inputs[0])?;
+        let (x_rows, x_columns) = contract::local_matrix(&linear_parts::matrix_of(x))?;
         let wanted = if self.source == Source::SiluMul { 2 * u64::from(k) } else { u64::from(k) };
         if u64::from(weight_rows) != self.halves() * u64::from(columns) || u64::from(x_columns) != wanted {
             return Err(OpError(format!(
                 "on rank {} x has {x_columns} columns and the output {columns}, but the weight is [{weight_rows}, {k}]",
                 op.rank
             )));
+        }
+        if parts > 1 && (self.source != Source::Plain || self.gated)
+            || x_parts > 1 && self.source != Source::RmsNorm
+        {
+            return Err(OpError("only plain products write summands, and only norms read them".to_string()));
         }
         let partial = op.world > 1 && contract::split_columns(op.global.inputs[at.weight].sharding).is_some();
         let k_padded = u64::from(k).next_multiple_of(2);
@@ -388,7 +428,7 @@ impl Family {
             (CHUNK_BYTES / (4 * k_padded.max(2))).clamp(CHUNK_ROWS.0, CHUNK_ROWS.1).min(u64::from(rows));
         let params = mpk_linear_params {
             push: 0,
-            rows_kind: contract::rows_kind(op.outputs[0].rows),
+            rows_kind: contract::rows_kind(if parts > 1 { op.global.outputs[0].ty.rows } else { out.rows }),
             gather_samples: u32::from(contract::attr_bool(attrs, "gather_samples")?),
             has_bias: u32::from(at.bias.is_some()),
             add_bias: u32::from(!partial || op.rank == 0),
@@ -408,16 +448,24 @@ impl Family {
         let align = contract::attr_u32(attrs, "align")?.unwrap_or(1);
         let row_bytes = |i: usize| u64::from(k) * op.inputs[i].dtype.size();
         let tiles = Target { column_unit, ..target.clone() }.column_tiles(columns, align);
-        let tasks = tiles.into_iter().map(|tile| {
+        let pieces = tiles.iter().flat_map(|tile| (0..parts).map(move |part| (tile, part)));
+        let tasks = pieces.map(|(tile, part)| {
             let tile_columns = Region::whole(&[rows, columns]).with(1, tile.start, tile.end);
+            // Those of all summands.
+            let stacked = |parts| Region::whole(&[parts, rows, columns]).with(2, tile.start, tile.end);
+            let own_k = linear_parts::columns_of(part, parts, k);
             let mut task = TaskSpec::default();
-            task.reads.push(Access::new(0, Region::whole(&[x_rows, x_columns])));
+            task.reads.push(match (x_parts, parts) {
+                (1, 1) => Access::new(0, Region::whole(&[x_rows, x_columns])),
+                (1, _) => Access::new(0, Region::whole(&[x_rows, k]).with(1, own_k.start, own_k.end)),
+                _ => Access::new(0, Region::whole(&[x_parts, x_rows, x_columns])),
+            });
             if let Some(norm) = at.norm {
                 task.reads.push(Access::new(norm as u8, Region::whole(&[k])));
             }
             for range in rows_of(self.gated, tile.clone(), columns, target) {
                 let rows = Region::whole(&[weight_rows, k]).with(0, range.start, range.end);
-                task.reads.push(Access::new(at.weight as u8, rows));
+                task.reads.push(Access::new(at.weight as u8, rows.with(1, own_k.start, own_k.end)));
             }
             if let Some(bias) = at.bias {
                 // First that of the gates, then that of the ups.
@@ -426,13 +474,23 @@ impl Family {
                     task.reads.push(Access::new(bias as u8, part));
                 }
             }
-            if let Some(residual) = at.residual {
-                task.reads.push(Access::new(residual as u8, tile_columns));
+            let part_of = |operand, parts| Access::inner(operand, stacked(parts).with(0, part, part + 1));
+            if let Some(residual) = at.residual.map(|residual| residual as u8) {
+                task.reads.push(match residual_parts {
+                    1 => Access::new(residual, tile_columns),
+                    // Each summand of the residual becomes part of one of the output's.
+                    _ if residual_parts == parts => part_of(residual, parts),
+                    _ => Access::new(residual, stacked(residual_parts)),
+                });
             }
-            task.writes.push(Access::new(0, tile_columns));
+            task.writes.push(if parts > 1 { part_of(0, parts) } else { Access::new(0, tile_columns) });
+            // 1: the task leaves out the bias; the residual.
+            task.args[0] = i32::from(part > 0);
+            task.args[1] = i32::from(part > 0 && residual_parts != parts);
             let width = u64::from(tile.end - tile.start);
-            task.cost =
+            let bytes =
                 self.halves() * width * row_bytes(at.weight) + u64::from(rows) * (row_bytes(0) + width * 4);
+            task.cost = bytes / u64::from(parts);
             task
         });
         Ok(Partition {

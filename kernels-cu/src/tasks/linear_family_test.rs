@@ -354,6 +354,19 @@ fn gpu_code_is_named_by_the_tasks_operands() {
     assert!(code(&params, RMSNORM, &[x, vector, pairs]).is_err(), "rows in pairs");
     assert!(code(&params, GATED, &[x, vector, pairs, pairs]).is_err(), "two weights");
 
+    // Summands that a norm reads; a part of k, and a residual in three parts.
+    let stacked = abi::mpk_operand { dims: [2, 16, 203, 1], strides: [16 * 203, 203, 1, 1], ndim: 3, ..x };
+    let expected = "mpk::gpu::Linear<MPK_BF16, mpk::gpu::kRmsNorm, 1024, 2, MPK_F32, MPK_F16, 2>";
+    assert_eq!(code(&params, RMSNORM, &[stacked, vector, weight]).as_deref(), Ok(expected));
+    let part = abi::mpk_operand { strides: [416, 1, 1, 1], ..weight };
+    let expected = "mpk::gpu::Linear<MPK_BF16, mpk::gpu::kPlain, 0, 2, MPK_F32, MPK_F32, 2>";
+    assert_eq!(code(&params, LINEAR, &[x, part]).as_deref(), Ok(expected));
+    assert!(code(&params, RMSNORM, &[x, vector, part]).is_err(), "a norm needs the whole row");
+    let with_residual = abi::mpk_linear_params { has_residual: 1, ..params };
+    let residual = abi::mpk_operand { dims: [3, 16, 40, 1], strides: [640, 40, 1, 1], ndim: 3, ..x };
+    let expected = "mpk::gpu::Linear<MPK_BF16, mpk::gpu::kPlain, 0, 2, MPK_F32, MPK_F32, 2>";
+    assert_eq!(code(&with_residual, WITH_RESIDUAL, &[x, weight, residual]).as_deref(), Ok(expected));
+
     // an operand that the parameters do not mention, rows with gaps, a weight for the CPU, columns that do not
     // fit
     assert!(code(&params, LINEAR, &[x, weight, vector]).is_err());

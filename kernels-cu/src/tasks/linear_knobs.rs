@@ -107,6 +107,23 @@ pub const LEAST_CUT_ROWS: Knob = Knob {
     about: "fewest rows of an iteration for which tasks share the tiles that are left for the last wave",
 };
 
+/// The most rows of an iteration for which several tasks share the k of a tile of 16 columns, if there are too few tiles for the
+/// workers. The readers add their sums. Not measured.
+pub const MOST_PARTED_ROWS: Knob = Knob {
+    name: "linear.most_parted_rows",
+    default: 8,
+    candidates: &[0, 1, 8, 16],
+    about: "most rows of an iteration for which several tasks share a tile of 16 columns, if there are too few for the workers; 0: none",
+};
+
+/// The fewest columns of a weight for each of the tasks that share a tile. Not measured.
+pub const LEAST_PART_COLUMNS: Knob = Knob {
+    name: "linear.least_part_columns",
+    default: 512,
+    candidates: &[16, 256, 512, 1024, 2048],
+    about: "fewest columns of a weight for each of the tasks that share a tile of 16 columns",
+};
+
 /// All of them.
 pub const KNOBS: &[&Knob] = &[
     &GATING_WORKERS,
@@ -121,4 +138,6 @@ pub const KNOBS: &[&Knob] = &[
     &MOST_QUARTERED_ROWS,
     &LEAST_ROUNDED,
     &LEAST_CUT_ROWS,
+    &MOST_PARTED_ROWS,
+    &LEAST_PART_COLUMNS,
 ];

@@ -37,6 +37,7 @@ pub(crate) mod heads;
 pub(crate) mod linear_family;
 pub(crate) mod linear_knobs;
 pub(crate) mod linear_member;
+pub(crate) mod linear_parts;
 pub(crate) mod operand;
 pub(crate) mod sample_family;
 pub(crate) mod source;

@@ -200,7 +200,17 @@ impl TestTensor {
             assert!(lo <= hi && hi <= self.dims[d], "region {} outside of {:?}", access.region, self.dims);
             operand.dims[d] = hi - lo;
             offset += u64::from(lo) * u64::from(operand.strides[d]);
-            assert!(!tiled || if d == 0 { lo % 16 == 0 } else { (lo, hi) == (0, self.dims[d]) });
+            assert!(!tiled || lo % 16 == 0 && (d == 0 || hi % 16 == 0 || hi == self.dims[d]));
+        }
+        if tiled {
+            // Column c of a tile begins at its element 16 c.
+            offset += u64::from(access.region.lo[1]) * 15;
+        }
+        if access.inner {
+            assert_eq!(operand.dims[0], 1, "region {} has several indices", access.region);
+            operand.dims[..self.dims.len()].rotate_left(1);
+            operand.strides[..self.dims.len()].rotate_left(1);
+            operand.ndim -= 1;
         }
         operand.addr += offset * self.dtype.size();
         operand

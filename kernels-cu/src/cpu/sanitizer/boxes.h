@@ -54,10 +54,16 @@ inline bool view_box(const mpk_operand& o, const uint32_t* lo, const uint32_t* h
   box->dims = 0;
   box->run = bytes;
   if (o.layout == MPK_LAYOUT_TILED) {
-    const uint64_t rows = (o.dims[0] + MPK_TILE_ROWS - 1) / MPK_TILE_ROWS * MPK_TILE_ROWS;
-    box->run = rows * o.strides[0] * bytes;
-    box->end = box->start + box->run;
-    return box->run > 0;
+    // The view may have some of a tile's columns, which are adjacent.
+    const uint64_t tiles = (o.dims[0] + MPK_TILE_ROWS - 1) / MPK_TILE_ROWS, columns = (o.dims[1] + MPK_TILE_K - 1) / MPK_TILE_K * MPK_TILE_K;
+    if (tiles * columns == 0) return false;
+    box->run = columns * MPK_TILE_ROWS * bytes;
+    box->dims = 1;
+    box->count[0] = tiles;
+    box->stride[0] = uint64_t{o.strides[0]} * MPK_TILE_ROWS * bytes;
+    box->end = box->start + (tiles - 1) * box->stride[0] + box->run;
+    if (box->run == box->stride[0]) box->run *= tiles, box->dims = 0;
+    return true;
   }
   struct Dim {
     uint64_t count, stride;

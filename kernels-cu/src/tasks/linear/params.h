@@ -4,7 +4,8 @@
 #include <stdint.h>
 
 /* Used by all task types of the linear family. Operands: x, the norm weight (rmsnorm_linear), weight, then
- * bias and residual if there are any; then the output. */
+ * bias and residual if there are any; then the output. A task's args: 1 if it leaves out the bias; 1 if it leaves out the residual.
+ * A normed x and the residual may be summands [parts, rows, columns] (f32). */
 typedef struct mpk_linear_params {
   uint32_t push;           /* 1: the output is pushed as flagged words to every rank */
   uint32_t rows_kind;      /* of the output; 0: token rows, 1: sample rows, 2: all rows are in use */

@@ -87,7 +87,10 @@ extern "C" int mpk_task_wide_linear(const mpk_kernel_args* args) {
   linear.has_residual = is_first ? params->has_residual : 0;
   linear.chunk_rows = MPK_WIDE_ROWS;
   linear.gated = params->gated;
+  mpk_task task = *args->task;
+  memset(task.args, 0, sizeof(task.args)); // those of the family mean something else
   mpk_kernel_args inner = *args;
+  inner.task = &task;
   inner.inputs = inputs;
   inner.outputs = &output;
   inner.params = reinterpret_cast<const uint32_t*>(&linear);

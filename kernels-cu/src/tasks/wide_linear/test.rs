@@ -2,7 +2,7 @@
 
 use crate::layout::wide_index;
 use crate::registry::registry;
-use crate::tasks::linear_knobs::{LEAST_ROWS, LEAST_TALL_ROWS, TALL_ROWS};
+use crate::tasks::linear_knobs::{LEAST_ROWS, LEAST_TALL_ROWS, MOST_PARTED_ROWS, TALL_ROWS};
 use crate::tasks::wide::{narrow_dims, wide_dims};
 use crate::tasks::wide_tile::choose;
 use crate::testing::{
@@ -250,7 +250,9 @@ fn gated_rows_are_laid_out_where_they_are_made() {
 /// up the halves.
 #[test]
 fn readers_add_up_the_halves() {
-    let target = Target { wide: true, ..Target::cpu(132) };
+    let mut target = Target { wide: true, ..Target::cpu(132) };
+    // Products that are not wide have parts of their own (`linear_parts.rs`).
+    target.tuning.set(MOST_PARTED_ROWS.name, 0);
     for (rows, stacked) in [(8, false), (9, true), (64, true), (65, false), (129, false)] {
         let mut graph = mlp(rows, 2048);
         let stream = TensorId(graph.ops.last().unwrap().outputs[0]);
