@@ -74,6 +74,7 @@ template <uint32_t Weight, uint32_t N>
 __device__ __forceinline__ int WideFew<Weight, N>::store(Context& context, const WideSums<1, N>& sums, uint32_t tokens) {
   const bool gated = wide::params_of(*context.slot).gated != 0;
   const uint32_t lane = context.lane, area = shared_address(work_area()) + kPlaces * kPlaceBytes;
+  const uint32_t first = wide::first_place(context, gated), second = wide::second_place(context, gated);
   /* For each warpgroup [16 tokens][64 rows]. The order of the rows avoids bank conflicts for writes and reads. */
   const auto at = [&](uint32_t warpgroup, uint32_t token, uint32_t row) { return area + ((warpgroup * 16 + token) * 64 + (row ^ token / 2 % 4 * 8)) * 4; };
 #pragma unroll
@@ -81,14 +82,13 @@ __device__ __forceinline__ int WideFew<Weight, N>::store(Context& context, const
     if (chunk * 16 >= tokens) break;
 #pragma unroll
     for (uint32_t i = 0; i < 8; ++i)
-      store_shared4(at(context.warp / 4, i / 4 * 8 + lane % 4 * 2 + i % 2, context.warp % 4 * 16 + lane / 4 + i / 2 % 2 * 8), sums.of[0][chunk * 8 + i]);
+      store_shared4(at(context.warp / 4, i / 4 * 8 + lane % 4 * 2 + i % 2, i / 2 % 2 == 0 ? first : second), sums.of[0][chunk * 8 + i]);
     if (const int code = context.sync(); code != MPK_OK) return code;
     const uint32_t token = context.thread / 16, four = context.thread % 16;
     if (chunk * 16 + token < tokens) {
       if (gated) {
-        const uint32_t gate = wide::gate_row(four * 2), up = gate + MPK_PAIR_ROWS;
-        const float2 g0 = load_shared_pair(at(0, token, gate)), g1 = load_shared_pair(at(1, token, gate));
-        const float2 u0 = load_shared_pair(at(0, token, up)), u1 = load_shared_pair(at(1, token, up));
+        const float2 g0 = load_shared_pair(at(0, token, four * 2)), g1 = load_shared_pair(at(1, token, four * 2));
+        const float2 u0 = load_shared_pair(at(0, token, 32 + four * 2)), u1 = load_shared_pair(at(1, token, 32 + four * 2));
         store_gated_pair(context, chunk * 16 + token, four * 2, {g0.x + g1.x, g0.y + g1.y}, {u0.x + u1.x, u0.y + u1.y});
       } else {
         const uint4 a = load_shared16(at(0, token, four * 4)), b = load_shared16(at(1, token, four * 4));

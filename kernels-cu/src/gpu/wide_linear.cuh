@@ -101,8 +101,12 @@ __device__ __forceinline__ void load_bias(const Context& context, bool gated, fl
   bias[0] = bias_at(context, false, column);
   bias[1] = bias_at(context, gated, gated ? column : column + 8);
 }
-/* The row of a tile of MPK_LAYOUT_PAIRED with the gate of column `column`. The up is MPK_PAIR_ROWS rows further. */
-__device__ __forceinline__ uint32_t gate_row(uint32_t column) { return column + column / MPK_PAIR_ROWS * MPK_PAIR_ROWS; }
+/* Where a lane puts its sums among those of 64 rows: the place of its row lane / 4, and of row lane / 4 + 8. In a gated product all
+ * gates come before all ups. */
+__device__ __forceinline__ uint32_t first_place(const Context& context, bool gated) {
+  return context.warp % 4 * (gated ? MPK_PAIR_ROWS : 16) + context.lane / 4;
+}
+__device__ __forceinline__ uint32_t second_place(const Context& context, bool gated) { return first_place(context, gated) + (gated ? 32 : 8); }
 /* The residual, or NULL. */
 __device__ __forceinline__ const mpk_operand* residual_of(const Context& context) {
   const mpk_wide_linear_params& params = params_of(*context.slot);

@@ -132,6 +132,7 @@ template <uint32_t Weight, uint32_t N>
 __device__ __forceinline__ int WideTall<Weight, N>::store(Context& context, const WideSums<kChains, N>& sums, uint32_t tokens) {
   const bool tall = is_tall(*context.slot), gated = wide::params_of(*context.slot).gated != 0;
   const uint32_t lane = context.lane, area = shared_address(work_area()) + kPlaces * kPlaceBytes;
+  const uint32_t first = wide::first_place(context, gated), second = wide::second_place(context, gated);
   /* For each warpgroup [16 tokens][64 rows]. The order of the rows avoids bank conflicts for writes and reads. */
   const auto at = [&](uint32_t warpgroup, uint32_t token, uint32_t row) { return area + ((warpgroup * 16 + token) * 64 + (row ^ token / 2 % 4 * 8)) * 4; };
 #pragma unroll
@@ -144,15 +145,14 @@ __device__ __forceinline__ int WideTall<Weight, N>::store(Context& context, cons
     }
 #pragma unroll
     for (uint32_t i = 0; i < 8; ++i)
-      store_shared4(at(context.warp / 4, i / 4 * 8 + lane % 4 * 2 + i % 2, context.warp % 4 * 16 + lane / 4 + i / 2 % 2 * 8), sums.of[third][chunk * 8 + i]);
+      store_shared4(at(context.warp / 4, i / 4 * 8 + lane % 4 * 2 + i % 2, i / 2 % 2 == 0 ? first : second), sums.of[third][chunk * 8 + i]);
     if (const int code = context.sync(); code != MPK_OK) return code;
     const uint32_t in_chunk = context.thread / 16, four = context.thread % 16;
     const uint32_t token = chunk * 16 + in_chunk;
     if (token >= tokens) continue;
     if (gated) {
-      const uint32_t row = wide::gate_row(four * 2);
-      float2 gate = load_shared_pair(at(0, in_chunk, row)), up = load_shared_pair(at(0, in_chunk, row + MPK_PAIR_ROWS));
-      const float2 g = load_shared_pair(at(1, in_chunk, row)), u = load_shared_pair(at(1, in_chunk, row + MPK_PAIR_ROWS));
+      float2 gate = load_shared_pair(at(0, in_chunk, four * 2)), up = load_shared_pair(at(0, in_chunk, 32 + four * 2));
+      const float2 g = load_shared_pair(at(1, in_chunk, four * 2)), u = load_shared_pair(at(1, in_chunk, 32 + four * 2));
       gate.x += g.x, gate.y += g.y, up.x += u.x, up.y += u.y;
       store_gated_pair(context, token, third * 32 + four * 2, gate, up);
     } else {
