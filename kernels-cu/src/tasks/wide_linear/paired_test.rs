@@ -82,13 +82,15 @@ fn graphs_of_all_sizes_read_gates_and_ups_as_one_matrix() {
 fn a_weight_with_another_reader_keeps_its_order() {
     let mut graph = mlp_with_sums(4, 528, DType::F32);
     let tensor = |name: &str| TensorId(graph.tensors.iter().position(|t| t.name == name).unwrap() as u32);
-    let (x, weight) = (tensor("normed"), tensor("gate_up"));
+    let (x, weight) = (tensor("x"), tensor("gate_up"));
     let attrs = json!({"output_dtype": "f32"}).as_object().cloned().unwrap();
     let other = graph.op("other", "linear", &[x, weight], attrs);
     graph.tensor_mut(other).output = true;
     for task_graph in built(&graph, 1) {
         task_codes(std::slice::from_ref(&task_graph)).unwrap();
         assert_eq!(layout(&task_graph, "gate_up"), abi::MPK_LAYOUT_FRAGMENT);
+        let found = reads(&task_graph);
+        assert!(found.keys().all(|(name, ..)| name == "rmsnorm_linear" || name == "linear"), "{found:?}");
     }
 }
 
