@@ -15,8 +15,7 @@ namespace gpu {
 
 /* Weight, X, Norm: enum mpk_dtype of weight, x and norm weight. MostK: maximum number of the weight's columns on this
  * rank. N8: rows that are multiplied at a time, in units of eight. Everything else is known only at run time, so that the
- * products of a layer share one or two kernel variants: instructions that were not used for long must be fetched again,
- * which costs a task microseconds.
+ * products of a layer share one or two kernel variants. That keeps compilation short and the kernel small.
  *
  * Parts above 1: several tasks share the k of a tile, in this product or in those before it. A normed x is so many summands
  * [Parts, rows, k]. Other sources have 2: the task may have a part of k (some of the weight's columns) and leave out bias or residual,
