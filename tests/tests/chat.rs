@@ -3,7 +3,6 @@
 
 use mpk_tests::Job;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
 
 /// The trained example's folder, in Hugging Face's form, with `template` as its chat template.
 fn folder_with_template(template: &str) -> tempfile::TempDir {
@@ -82,25 +81,6 @@ fn a_signal_stops_an_answer_and_not_the_conversation() {
     running.signal_process(&running.ranks()[0], libc::SIGTERM);
     let finished = running.wait().expect(0).expect_nothing_left();
     assert!(finished.stdout.starts_with(&stopped) && finished.stdout.len() > stopped.len() + 3);
-}
-
-/// The first signal asks for the end of an answer that does not come, so the second one ends the process.
-#[test]
-fn a_second_signal_ends_a_conversation_that_is_stuck() {
-    let folder = folder_with_template(TRANSCRIPT);
-    let options = ["--chat", "--debug-stall", "0:4:60000", "--deadline", "50"];
-    let mut running = Job::alone().arg(folder.path()).args(options).with_stdin().start();
-    running.wait_for_log("weights:");
-    running.say("Light");
-    std::thread::sleep(Duration::from_secs(1));
-    running.signal(libc::SIGINT);
-    std::thread::sleep(Duration::from_millis(300));
-    assert!(running.is_running());
-    running.signal(libc::SIGINT);
-    let begin = Instant::now();
-    let finished = running.wait().expect(4).expect_nothing_left();
-    assert!(begin.elapsed() < Duration::from_secs(4), "{:?}", begin.elapsed());
-    assert!(finished.stderr.contains("a second signal has ended this process"), "{}", finished.stderr);
 }
 
 #[test]
