@@ -5,8 +5,8 @@ use crate::registry::registry;
 use crate::tasks::linear::reference::linear;
 use crate::tasks::linear_knobs::{LEAST_PART_COLUMNS, MOST_PARTED_ROWS};
 use crate::testing::{
-    Call, TestBatch, TestRank, TestTask, TestTensor, assert_close, assert_covered_once, on_all_levels,
-    random_values, rounded, run_task,
+    TestBatch, TestTensor, assert_close, assert_covered_once, on_all_levels, random_values, rounded,
+    run_partition,
 };
 use serde_json::json;
 use taskgraph::op_graph::{Attrs, Tensor};
@@ -68,16 +68,7 @@ fn run(
     };
     let partition = task_type.partition(&local, &Target::cpu(5)).unwrap();
     assert_covered_once(&partition, 0, &out.dims);
-    for spec in &partition.tasks {
-        let task = TestTask {
-            params: partition.params.clone(),
-            args: spec.args,
-            inputs: spec.reads.iter().map(|r| inputs[usize::from(r.operand)].view(r)).collect(),
-            outputs: spec.writes.iter().map(|w| out.view(w)).collect(),
-            scratch_bytes: partition.scratch_bytes,
-        };
-        assert_eq!(run_task(name, &task, batch, &TestRank::default(), Call::Run), 0);
-    }
+    run_partition(name, &partition, inputs, std::slice::from_mut(&mut out), batch);
     out
 }
 

@@ -102,6 +102,26 @@ pub enum Call {
     Ready,
 }
 
+/// Runs all tasks of an operator, in order. Each must succeed.
+pub fn run_partition(
+    name: &str,
+    partition: &Partition,
+    inputs: &mut [TestTensor],
+    outputs: &mut [TestTensor],
+    batch: &mut TestBatch,
+) {
+    for spec in &partition.tasks {
+        let task = TestTask {
+            params: partition.params.clone(),
+            args: spec.args,
+            inputs: spec.reads.iter().map(|r| inputs[usize::from(r.operand)].view(r)).collect(),
+            outputs: spec.writes.iter().map(|w| outputs[usize::from(w.operand)].view(w)).collect(),
+            scratch_bytes: partition.scratch_bytes,
+        };
+        assert_eq!(run_task(name, &task, batch, &TestRank::default(), Call::Run), 0);
+    }
+}
+
 /// Calls the kernel of task type `name`. `batch` receives the fields that kernels write.
 ///
 /// # Panics

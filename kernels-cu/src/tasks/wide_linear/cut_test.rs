@@ -1,10 +1,10 @@
 //! Products of which some tiles are cut: several tasks share the k of the tiles of the last rows, and an `add` sums their parts up.
 
 use super::WideLinear;
-use super::test::{mlp_with_sums, run_partition, stream_block};
+use super::test::{mlp_with_sums, stream_block};
 use crate::registry::registry;
 use crate::tasks::add::Add;
-use crate::testing::{TestBatch, TestOp, TestTensor, random_values, rounded};
+use crate::testing::{TestBatch, TestOp, TestTensor, random_values, rounded, run_partition};
 use serde_json::json;
 use taskgraph::op_graph::{Attrs, Tensor};
 use taskgraph::task_type::{LocalOp, OpView, OperandView, Partition, TaskType, TensorType};

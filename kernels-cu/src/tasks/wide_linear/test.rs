@@ -6,13 +6,12 @@ use crate::tasks::linear_knobs::{LEAST_ROWS, LEAST_TALL_ROWS, MOST_PARTED_ROWS, 
 use crate::tasks::wide::{narrow_dims, wide_dims};
 use crate::tasks::wide_tile::choose;
 use crate::testing::{
-    Call, TestBatch, TestOp, TestRank, TestTask, TestTensor, assert_covered_once, random_values, rounded,
-    run_task,
+    TestBatch, TestOp, TestTensor, assert_covered_once, random_values, rounded, run_partition,
 };
 use serde_json::json;
 use taskgraph::op_graph::{Attrs, Tensor, WeightPart};
 use taskgraph::split::Part;
-use taskgraph::task_type::{LocalOp, OpView, OperandView, Partition, TaskType, TensorType};
+use taskgraph::task_type::{LocalOp, OpView, OperandView, TaskType, TensorType};
 use taskgraph::verify::verify;
 use taskgraph::{
     Allreduce, BuildOptions, Capacity, DType, OpGraph, Placement, Role, Rows, Sharding, Split, Target,
@@ -416,24 +415,4 @@ fn run_tiles(
     assert_covered_once(&partition, 0, dims);
     run_partition("wide_linear", &partition, inputs, std::slice::from_mut(&mut out), batch);
     out
-}
-
-/// Runs all tasks of an operator.
-pub(super) fn run_partition(
-    name: &str,
-    partition: &Partition,
-    inputs: &mut [TestTensor],
-    outputs: &mut [TestTensor],
-    batch: &mut TestBatch,
-) {
-    for spec in &partition.tasks {
-        let task = TestTask {
-            params: partition.params.clone(),
-            args: spec.args,
-            inputs: spec.reads.iter().map(|r| inputs[usize::from(r.operand)].view(r)).collect(),
-            outputs: spec.writes.iter().map(|w| outputs[usize::from(w.operand)].view(w)).collect(),
-            scratch_bytes: partition.scratch_bytes,
-        };
-        assert_eq!(run_task(name, &task, batch, &TestRank::default(), Call::Run), 0);
-    }
 }
