@@ -58,7 +58,7 @@ fn every_candidate_is_timed_and_a_dry_run_keeps_nothing() {
     let expected = [("linear.gating_workers", 1), ("linear.gating_workers", 65536), ("placement.dynamic", 1)];
     let others: Vec<_> = trials.iter().filter(|trial| !of_parts(trial)).cloned().collect();
     assert_eq!(others, expected.map(|(name, value)| (name.to_string(), value)));
-    assert!(trials.iter().any(|trial| of_parts(trial)), "{trials:?}");
+    assert!(trials.iter().any(of_parts), "{trials:?}");
     // Later candidates are compared with a candidate that won. One of two equally fast candidates may win by chance.
     let first_is_faster = found["trials"][0]["kept"] == true;
     for trial in found["trials"].as_array().expect("trials") {
