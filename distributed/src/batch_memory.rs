@@ -226,6 +226,9 @@ impl BatchMemory {
         image.put(self.samples[0], &numbers(rows - samples..rows));
         image.put(self.samples[1], &sequence_of_row[(rows - samples) as usize..]);
         let pages = self.config.pages_per_slot.min(plan.num_pages / active.max(1));
+        // There are no requests that could want fewer log-probabilities than the graph has.
+        let all = abi::mpk_sampling { logprobs: u32::MAX, ..Default::default() };
+        image.put(self.sampling, &vec![all; active as usize]);
         let slot_pages = |slot: u32| (0..pages).map(move |page| (page * active + slot) as i32);
         image.put(self.page_table, &(0..active).flat_map(slot_pages).collect::<Vec<_>>());
     }

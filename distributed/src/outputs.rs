@@ -172,20 +172,22 @@ impl Outputs {
         unsafe { AtomicU32::from_ptr(&raw mut (*output).cached_tokens).load(Ordering::Relaxed) }
     }
 
-    /// The token at `place` of the output arrays, its log-probability, and the highest ones. The caller has seen that it is present.
-    pub fn token(&self, place: usize) -> (i32, Option<f32>, Vec<(i32, f32)>) {
+    /// The token at `place` of the output arrays, its log-probability, and the highest ones, for a request that wants `logprobs` of them.
+    /// The caller has seen that it is present.
+    pub fn token(&self, place: usize, logprobs: u32) -> (i32, Option<f32>, Vec<(i32, f32)>) {
         assert!(place < self.total);
         let token = self.image.host::<i32>(self.tokens_at + 4 * place as u64, 1);
         let at = 4 * (place * self.top_k) as u64;
         let ids = self.image.host::<i32>(self.top_tokens_at + at, self.top_k);
         let values = self.image.host::<f32>(self.top_logprobs_at + at, self.top_k);
-        let own =
-            (self.top_k > 0).then(|| self.image.host::<f32>(self.token_logprobs_at + 4 * place as u64, 1));
+        // The kernel writes no others.
+        let wanted = self.top_k.min(logprobs as usize);
+        let own = (wanted > 0).then(|| self.image.host::<f32>(self.token_logprobs_at + 4 * place as u64, 1));
         // SAFETY: inside the arrays, as asserted here and by `host`. The kernel released it with the count that the caller acquired,
         // and does not write it again while the request has its number.
         unsafe {
             let own = own.map(|value| *value).filter(|logprob| !logprob.is_nan());
-            (*token, own, (0..self.top_k).map(|k| (*ids.add(k), *values.add(k))).collect())
+            (*token, own, (0..wanted).map(|k| (*ids.add(k), *values.add(k))).collect())
         }
     }
 

@@ -17,6 +17,9 @@ pub struct Request {
     pub min_new_tokens: u32,
     /// How its tokens are chosen.
     pub sampling: Sampling,
+    /// Number of highest log-probabilities to compute for each new token, at most [`BatchPlan::top_k`]. Above 0, the token's own one is
+    /// computed, too.
+    pub logprobs: u32,
     /// Its sink needs only the first token before the end. The others may arrive late and many at a time.
     pub quiet: bool,
 }
@@ -76,8 +79,8 @@ impl Sampling {
         })
     }
 
-    /// The form that the kernels read, for a request with this many prompt tokens.
-    pub fn to_abi(&self, num_prompt_tokens: u32) -> abi::mpk_sampling {
+    /// The form that the kernels read, for a request with this many prompt tokens and log-probabilities.
+    pub fn to_abi(&self, num_prompt_tokens: u32, logprobs: u32) -> abi::mpk_sampling {
         let noise = self.temperature > 0.0;
         let flag = |set: bool, flag: u32| if set { flag } else { 0 };
         abi::mpk_sampling {
@@ -94,6 +97,8 @@ impl Sampling {
             presence: self.presence_penalty,
             frequency: self.frequency_penalty,
             num_prompt_tokens,
+            logprobs,
+            reserved: 0,
         }
     }
 }
@@ -109,7 +114,7 @@ pub struct BatchPlan {
     pub page_size: u32,
     /// Pages of the pool.
     pub num_pages: u32,
-    /// Number of log-probabilities per token.
+    /// Maximum number of log-probabilities per token that a request can want.
     pub top_k: u32,
     /// End-of-sequence ids.
     pub eos: Vec<i32>,

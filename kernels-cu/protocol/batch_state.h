@@ -23,6 +23,7 @@ struct BatchSlot {
   uint32_t rows;      /* in the current iteration */
   int32_t last_token;
   uint32_t first_token, min_new_tokens; /* mpk_request's */
+  uint32_t logprobs;  /* log-probabilities of each of its tokens, at most mpk_batch_config.top_k */
 };
 
 /* A token that the last iteration sampled and that the host has not yet received. */
@@ -105,14 +106,14 @@ struct BatchArrays {
   Page* pages;           /* [num_pages], and one more: the end of the list in order of last use */
   BatchSlot* slots;      /* [max_batch] */
   PendingToken* pending; /* [max_samples] in order of arrival */
-  int32_t* top_tokens;   /* [max_samples][top_k], by sample */
+  int32_t* top_tokens;   /* [max_samples][top_k], by sample; the first BatchSlot.logprobs are valid */
   float* top_logprobs;
   RequestRecord* records; /* [num_requests] */
   uint32_t* waiting;     /* [num_requests] a ring: each entry of the request table waits at most once */
   EndedRequest* ended;   /* [num_requests] a ring: an entry is not reused before the host knows that it has ended */
   uint32_t* free_list;   /* [num_pages] a stack: the last entry is taken first */
   uint32_t* buckets;     /* [page_buckets] first page of each, plus 1; 0: none */
-  float* token_logprobs; /* [max_samples] by sample; none if top_k is 0 */
+  float* token_logprobs; /* [max_samples] by sample, of requests with log-probabilities; none if top_k is 0 */
 };
 
 MPK_DEVICE BatchState* batch_state(const mpk_rank* rank) { return static_cast<BatchState*>(rank->batch_private); }

@@ -44,11 +44,12 @@ MPK_DEVICE void hand_out(const mpk_rank* rank) {
     const uint64_t place = static_cast<uint64_t>(request->first_output) + pending.number;
     for_reader = for_reader || pending.number == 0 || request->quiet == 0;
     output->tokens[place] = pending.token;
-    for (uint32_t k = 0; k < top_k; ++k) {
+    const uint32_t logprobs = top_k == 0 ? 0 : logprobs_of(config, request);
+    for (uint32_t k = 0; k < logprobs; ++k) {
       output->top_tokens[place * top_k + k] = arrays.top_tokens[static_cast<uint64_t>(pending.sample) * top_k + k];
       output->top_logprobs[place * top_k + k] = arrays.top_logprobs[static_cast<uint64_t>(pending.sample) * top_k + k];
     }
-    if (top_k != 0) output->token_logprobs[place] = arrays.token_logprobs[pending.sample];
+    if (logprobs != 0) output->token_logprobs[place] = arrays.token_logprobs[pending.sample];
     mpk_request_output* result = &output->requests[pending.request];
     if (pending.number == 0) result->cached_tokens = arrays.records[pending.request].cached;
     /* Release: pairs with the host's acquire, which then reads the tokens counted. */

@@ -6,6 +6,12 @@
 
 namespace mpk {
 
+/* Number of log-probabilities that are computed for each new token of a request. */
+MPK_DEVICE uint32_t logprobs_of(const mpk_batch_config* config, const mpk_request* request) {
+  const uint32_t wanted = request->sampling.logprobs;
+  return wanted < config->top_k ? wanted : config->top_k;
+}
+
 /* Ends a request; hand_out tells the host. */
 MPK_DEVICE void finish_request(const mpk_rank* rank, uint32_t request, uint32_t finish) {
   BatchState* state = batch_state(rank);
@@ -146,6 +152,7 @@ MPK_DEVICE int admit(const mpk_rank* rank) {
     entry.keyed = keyed;
     entry.first_token = wanted->first_token;
     entry.min_new_tokens = wanted->min_new_tokens;
+    entry.logprobs = logprobs_of(config, wanted);
     arrays.slots[slot] = entry;
     if (rank->batch->sampling != nullptr) rank->batch->sampling[slot] = wanted->sampling;
     ++state->running;

@@ -25,11 +25,11 @@ MPK_DEVICE uint32_t finish_after(const mpk_batch_config* config, const BatchSlot
   return generated >= slot.limit ? MPK_FINISH_LENGTH : MPK_RUNNING;
 }
 
-/* Log-probability of the token of `sample`. NaN if no graph computes it and the token is not among the top_k. */
-MPK_DEVICE float token_logprob(const mpk_batch_config* config, const mpk_batch* batch, uint32_t sample) {
+/* Log-probability of the token of `sample`. NaN if no graph computes it and the token is not among the `wanted` highest. */
+MPK_DEVICE float token_logprob(const mpk_batch_config* config, const mpk_batch* batch, uint32_t sample, uint32_t wanted) {
   if (batch->token_logprob != nullptr) return batch->token_logprob[sample];
   const int32_t token = batch->next_token[sample];
-  for (uint64_t k = static_cast<uint64_t>(sample) * config->top_k, end = k + config->top_k; k < end; ++k) {
+  for (uint64_t k = static_cast<uint64_t>(sample) * config->top_k, end = k + wanted; k < end; ++k) {
     if (batch->top_token[k] == token) return batch->top_logprob[k];
   }
   return NAN;
@@ -43,11 +43,11 @@ MPK_DEVICE void keep_token(const mpk_rank* rank, BatchSlot* slot, uint32_t sampl
   const BatchArrays arrays = batch_arrays(rank);
   const int32_t token = batch->next_token[sample];
   arrays.pending[place] = PendingToken{slot->request, slot->generated, token, sample};
-  for (uint64_t k = static_cast<uint64_t>(sample) * config->top_k, end = k + config->top_k; k < end; ++k) {
+  for (uint64_t k = static_cast<uint64_t>(sample) * config->top_k, end = k + slot->logprobs; k < end; ++k) {
     arrays.top_tokens[k] = batch->top_token[k];
     arrays.top_logprobs[k] = batch->top_logprob[k];
   }
-  if (config->top_k != 0) arrays.token_logprobs[sample] = token_logprob(config, batch, sample);
+  if (slot->logprobs != 0) arrays.token_logprobs[sample] = token_logprob(config, batch, sample, slot->logprobs);
   slot->last_token = token;
   if (config->on_demand) config->tokens[static_cast<uint64_t>(slot->first_token) + config->requests[slot->request].num_prompt_tokens + slot->generated] = token;
   ++slot->generated;

@@ -111,9 +111,16 @@ fn text_ends_before_a_stop_string() {
 fn the_requested_number_of_log_probabilities_is_returned() {
     let engine = load("qwen3", RunConfig { logprobs: 4, ..config() });
     let (prompt, ..) = expected("qwen3").swap_remove(0);
-    for wanted in [0, 1, 4] {
-        let request = Request { logprobs: wanted, ..Request::tokens(prompt.clone(), 3) };
-        let answer = engine.submit(request).unwrap().wait();
+    // Together, so that requests of one batch want different numbers.
+    let counts = [0, 1, 4, 2];
+    let request = |wanted| Request { logprobs: wanted, ..Request::tokens(prompt.clone(), 3) };
+    let handles = engine.submit_all(counts.map(request).into()).unwrap();
+    let answers: Vec<_> = handles.into_iter().map(|handle| handle.wait()).collect();
+    let most = answers[2].clone();
+    for (wanted, answer) in counts.into_iter().zip(answers) {
+        assert_eq!(answer.tokens, most.tokens);
+        let first = |tops: &Vec<(u32, f32)>| tops[..wanted as usize].to_vec();
+        assert!(wanted == 0 || answer.logprobs == most.logprobs.iter().map(first).collect::<Vec<_>>());
         let own: Vec<Option<f32>> = answer.logprobs.iter().map(|tops| Some(tops[0].1)).collect();
         assert_eq!(answer.token_logprobs, own, "greedy takes the best");
         let lengths: Vec<usize> = answer.logprobs.iter().map(Vec::len).collect();

@@ -105,9 +105,9 @@ class Server:
         """Tokens of an answer in one piece."""
         return self.choice(body)["token_ids"]
 
-    def steps(self, body):
+    def steps(self, body, logprobs=LOGPROBS):
         """For each token of an answer: its id, its text, and log-probabilities of the best texts."""
-        choice = self.choice(body | {"logprobs": LOGPROBS})
+        choice = self.choice(body | {"logprobs": logprobs})
         shown = choice["logprobs"]
         return list(zip(choice["token_ids"], shown["tokens"], shown["top_logprobs"], strict=True))
 
@@ -186,7 +186,8 @@ def load(check, server):
         time.sleep(delays[index])
         if index % CANCELLED_OF == CANCELLED_OF - 1:
             return server.cancelled(requests[index])
-        return server.steps(requests[index])
+        # Requests of one batch want different numbers of log-probabilities; those that are cancelled want none.
+        return server.steps(requests[index], 1 + index % LOGPROBS)
 
     with ThreadPoolExecutor(CLIENTS) as pool:
         found = list(pool.map(one, range(len(requests))))

@@ -1,5 +1,5 @@
 //! The benchmark scripts on the CPU target: `scripts/bench_tp.py` makes a table, a report and charts in which losses are marked;
-//! `scripts/gpu_session.sh` runs its parts.
+//! `scripts/compare_builds.py` compares builds; `scripts/gpu_session.sh` runs its parts.
 
 use mpk_tests::job::{Turn, binary};
 use serde_json::{Value, json};
@@ -117,6 +117,56 @@ fn bad_options_of_the_benchmark_are_refused() {
         assert_eq!(done.status.code(), Some(status), "{text}");
         assert!(text.contains(words) && !text.contains("Traceback"), "{text}");
     }
+}
+
+/// A build compared with itself, on one and two ranks, and with a folder that has no programs.
+#[test]
+fn builds_take_turns_and_are_judged() {
+    let _turn = Turn::take();
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let report = folder.path().join("report.json");
+    let programs = binary().parent().expect("a folder").display().to_string();
+    let compare = |builds: [&str; 2]| {
+        let mut command = Command::new("python3");
+        command.arg(script("compare_builds.py")).env("PYTHONDONTWRITEBYTECODE", "1");
+        command.env("OMPI_ALLOW_RUN_AS_ROOT", "1").env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
+        command.env("OMPI_MCA_rmaps_base_oversubscribe", "1");
+        for (name, build) in ["before", "after"].iter().zip(builds) {
+            command.args(["--build", &format!("{name}={build}")]);
+        }
+        let model = model();
+        for (what, ranks, size) in [("decode", 2, 2), ("prefill", 1, 20)] {
+            command.args([format!("--{what}"), format!("{model}:{ranks}:{size}")]);
+        }
+        command.args([
+            "--backend",
+            "cpu",
+            "--context",
+            "16",
+            "--steps",
+            "4",
+            "--repeats",
+            "1",
+            "--rounds",
+            "2",
+        ]);
+        command.args([Path::new("--json"), &report]).output().expect("python3")
+    };
+    let done = compare([&programs, &programs]);
+    let text = String::from_utf8_lossy(&done.stdout);
+    assert!(done.status.success(), "{text}{}", String::from_utf8_lossy(&done.stderr));
+    let found: Value = serde_json::from_slice(&std::fs::read(&report).expect("a report")).expect("JSON");
+    for case in found["cases"].as_array().expect("cases") {
+        for build in ["before", "after"] {
+            let rounds = case["ms"][build].as_array().expect("rounds");
+            assert!(rounds.len() == 2 && rounds.iter().all(|ms| ms.as_f64() > Some(0.0)), "{found}");
+        }
+    }
+    assert!(
+        text.contains("2 ranks, batch 2") && text.contains("prompt 20") && !text.contains("other tokens"),
+        "{text}"
+    );
+    assert_eq!(compare([&programs, "/nonexistent"]).status.code(), Some(2));
 }
 
 #[test]

@@ -130,11 +130,12 @@ impl Leader {
             num_prompt_tokens: prompt,
             max_new_tokens: add.request.max_new_tokens,
             first_output: first + prompt,
-            sampling: add.request.sampling.to_abi(prompt),
+            sampling: add.request.sampling.to_abi(prompt, add.request.logprobs),
             min_new_tokens: add.request.min_new_tokens,
             quiet: add.request.quiet.into(),
         };
-        self.shared.results().put(number, Active::new(add.id, add.sink, first, prompt, room));
+        let active = Active::new(add.id, add.sink, first, prompt, room, add.request.logprobs);
+        self.shared.results().put(number, active);
         tracing::debug!("request {} goes to all hosts", add.id);
         let payload = Some(Payload { request, prompt: add.request.prompt, keys: add.keys });
         self.enter(Entry { kind: abi::MPK_ADMIT, number, after_finished, payload })

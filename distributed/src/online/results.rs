@@ -35,11 +35,12 @@ pub(super) struct Active {
     pub room: u32,
     first_output: usize,
     taken: usize,
+    logprobs: u32,
 }
 
 impl Active {
-    /// A request whose tokens have `room` places from `first` on, after `prompt` of its prompt.
-    pub fn new(id: u64, sink: Box<dyn Sink>, first: u32, prompt: u32, room: u32) -> Active {
+    /// A request whose tokens have `room` places from `first` on, after `prompt` of its prompt, and `logprobs` log-probabilities each.
+    pub fn new(id: u64, sink: Box<dyn Sink>, first: u32, prompt: u32, room: u32, logprobs: u32) -> Active {
         let first_output = (first + prompt) as usize;
         Active {
             id,
@@ -52,6 +53,7 @@ impl Active {
             room,
             first_output,
             taken: 0,
+            logprobs,
         }
     }
 }
@@ -146,7 +148,7 @@ impl Results {
             }
             for place in active.first_output + active.taken..active.first_output + count {
                 if active.wanted {
-                    let (id, logprob, logprobs) = outputs.token(place);
+                    let (id, logprob, logprobs) = outputs.token(place, active.logprobs);
                     active.wanted = active.sink.token(Token { id, logprob, logprobs });
                     unwanted |= !active.wanted;
                 }

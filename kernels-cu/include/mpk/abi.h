@@ -10,7 +10,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define MPK_ABI_VERSION 4u
+#define MPK_ABI_VERSION 5u
 
 /* ---- identifiers -------------------------------------------------------------------------------------- */
 
@@ -201,7 +201,8 @@ typedef struct mpk_admission {
   uint32_t request; /* in mpk_batch_config.requests */
 } mpk_admission;
 
-/* How a request's tokens are chosen. All zeros: greedy. Only graphs with the sampling operators read it. */
+/* How a request's tokens are chosen, and what is told of them. All zeros: greedy, without log-probabilities. Only graphs with the
+ * sampling operators read more than `logprobs`. */
 enum mpk_sampling_flags {
   MPK_SAMPLING_ON = 1,        /* use the fields below; otherwise the token is the greedy one */
   MPK_SAMPLING_NOISE = 2,     /* draw at random; otherwise take the highest processed logit */
@@ -220,6 +221,9 @@ typedef struct mpk_sampling {
   float presence;             /* subtracted from the logit of each token that is among the new tokens */
   float frequency;            /* subtracted from that logit once per occurrence among the new tokens */
   uint32_t num_prompt_tokens; /* tokens from this position on are new; preemption does not change it */
+  uint32_t logprobs;          /* number of highest log-probabilities to compute for each new token; 0: none. Of more than
+                               * mpk_batch_config.top_k, only top_k are computed */
+  uint32_t reserved;
 } mpk_sampling;
 
 /* One entry of the request table. The entry is reused after the request has ended. */
@@ -255,7 +259,7 @@ typedef struct mpk_batch_config {
   uint32_t num_requests;    /* entries of the request table */
   uint32_t num_eos;
   uint32_t admission_ring;  /* entries of the admission ring, a power of two */
-  uint32_t top_k;           /* log-probabilities wanted for each token; 0: none */
+  uint32_t top_k;           /* maximum of mpk_sampling.logprobs; 0: no graph computes any */
   uint32_t generate;        /* 0: run `fixed_iterations` iterations of graph 0 on the batch as it is */
   uint32_t fixed_iterations;
   uint32_t prefill_rows;    /* maximum number of prompt rows in an iteration that also generates; 0: as many as fit */
@@ -282,9 +286,9 @@ typedef struct mpk_request_output {
 typedef struct mpk_batch_output {
   mpk_request_output* requests;
   int32_t* tokens;          /* by mpk_request.first_output */
-  int32_t* top_tokens;      /* [same index][top_k] */
+  int32_t* top_tokens;      /* [same index][top_k], of which the first mpk_sampling.logprobs are written */
   float* top_logprobs;
-  float* token_logprobs;    /* [same index] log-probability of the token, if top_k > 0; NaN: not known */
+  float* token_logprobs;    /* [same index] log-probability of the token, if its request wants any; NaN: not known */
   uint64_t prefill_ns, decode_ns; /* iterations with any prompt row count as prefill */
   uint64_t prefill_iterations, decode_steps;
   uint64_t full_ns, full_steps; /* decode steps of a full batch, where every slot generates, and their time */
@@ -586,8 +590,8 @@ MPK_ASSERT_SIZE(mpk_dependency, 8);
 MPK_ASSERT_SIZE(mpk_task, 80);
 MPK_ASSERT_SIZE(mpk_event, 16);
 MPK_ASSERT_SIZE(mpk_variant, 128);
-MPK_ASSERT_SIZE(mpk_sampling, 48);
-MPK_ASSERT_SIZE(mpk_request, 72);
+MPK_ASSERT_SIZE(mpk_sampling, 56);
+MPK_ASSERT_SIZE(mpk_request, 80);
 MPK_ASSERT_SIZE(mpk_status, 64);
 MPK_ASSERT_SIZE(mpk_trace_record, 48);
 MPK_ASSERT_SIZE(mpk_admission, 8);

@@ -57,8 +57,9 @@ pub struct ServeArgs {
     /// How long the kernel keeps running without requests. The next request starts it again. 0: it never stops.
     #[arg(long, value_name = "SECONDS", default_value_t = 2.0, allow_negative_numbers = true, help_heading = HTTP)]
     pub idle_exit: f64,
-    /// Maximum number of log-probabilities per token that a request may ask for, up to 128.
-    #[arg(long, value_name = "K", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=128), allow_negative_numbers = true, help_heading = HTTP)]
+    /// Maximum number of log-probabilities per token that a request may ask for, up to 128. They take time only for requests that ask for
+    /// them. 0: none can be asked for, and the graphs have no room for them.
+    #[arg(long, value_name = "K", default_value_t = 20, value_parser = clap::value_parser!(u32).range(0..=128), allow_negative_numbers = true, help_heading = HTTP)]
     pub logprobs: u32,
     /// Decode greedily only: the graphs have no sampling operators, and a request that samples or sets a penalty is refused. Ignores the
     /// sampling values of model.json and generation_config.json.

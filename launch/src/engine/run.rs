@@ -177,6 +177,7 @@ impl Engine {
             max_new_tokens: resolved.max_new_tokens,
             min_new_tokens: if request.ignore_eos { u32::MAX } else { request.min_new_tokens },
             sampling: request.sampling.into(),
+            logprobs: request.logprobs,
             quiet,
         };
         Ok((Submission { request: of_kernel, sink: Box::new(text) }, resolved.prompt_tokens, channel))

@@ -129,7 +129,7 @@ Driven drive(const Scenario& scenario, const Expected& expected, bool early, boo
   batch.page_table = page_table.data();
   batch.top_token = top_token.data();
   batch.top_logprob = top_logprob.data();
-  /* Without it, the token is looked up among the top_k. */
+  /* Without it, the token is looked up among the highest. */
   const bool own_logprob = scenario.seed % 2 == 0;
   if (own_logprob) batch.token_logprob = token_logprob.data();
   if (scenario.max_drafts != 0) {
@@ -140,6 +140,7 @@ Driven drive(const Scenario& scenario, const Expected& expected, bool early, boo
   std::vector<mpk_request_output> request_outputs(table);
   std::vector<int32_t> tokens(table * output_room, -1), top_tokens(tokens.size() * (scenario.top_k + 1), -1);
   std::vector<float> top_logprobs(top_tokens.size(), 1), token_logprobs(tokens.size(), 1);
+  const auto listed = [&](uint32_t r) { return std::min(scenario.logprobs[r], scenario.top_k); };
   mpk_batch_output output{};
   output.requests = request_outputs.data();
   output.tokens = tokens.data();
@@ -167,7 +168,7 @@ Driven drive(const Scenario& scenario, const Expected& expected, bool early, boo
    * free. */
   std::vector<bool> checked(count, false);
   /* Even tokens are the last ones of their list, odd ones are not listed. */
-  auto top_of = [&](int32_t token, uint32_t k) { return token % 2 == 0 && k + 1 == scenario.top_k ? token : token * 100 + static_cast<int32_t>(k) + 1; };
+  auto top_of = [&](uint32_t r, int32_t token, uint32_t k) { return token % 2 == 0 && k + 1 == listed(r) ? token : token * 100 + static_cast<int32_t>(k) + 1; };
   auto own_of = [](int32_t token) { return -0.25f * static_cast<float>(token) - 1.0f; };
   auto drain = [&](uint32_t number) {
     const uint32_t r = holder[number];
@@ -178,14 +179,18 @@ Driven drive(const Scenario& scenario, const Expected& expected, bool early, boo
     for (uint32_t i = 0; i < expected.tokens[r].size(); ++i) {
       const size_t place = requests[number].first_output + i;
       CHECK(tokens[place] == expected.tokens[r][i], "request %u token %u", r, i);
-      for (uint32_t k = 0; k < scenario.top_k; ++k) {
-        CHECK(top_tokens[place * scenario.top_k + k] == top_of(tokens[place], k), "top token");
+      for (uint32_t k = 0; k < listed(r); ++k) {
+        CHECK(top_tokens[place * scenario.top_k + k] == top_of(r, tokens[place], k), "top token");
         CHECK(top_logprobs[place * scenario.top_k + k] == -static_cast<float>(tokens[place] + static_cast<int32_t>(k)), "top log-probability");
       }
-      if (scenario.top_k == 0) continue;
+      for (uint32_t k = listed(r); k < scenario.top_k; ++k) CHECK(top_tokens[place * scenario.top_k + k] == -1, "a log-probability that nobody wants");
+      if (listed(r) == 0) {
+        CHECK(token_logprobs[place] == 1.0f, "a log-probability that nobody wants");
+        continue;
+      }
       const float logprob = token_logprobs[place];
       if (own_logprob) CHECK(logprob == own_of(tokens[place]), "log-probability %f", static_cast<double>(logprob));
-      else if (tokens[place] % 2 == 0) CHECK(logprob == -static_cast<float>(tokens[place] + static_cast<int32_t>(scenario.top_k) - 1), "log-probability %f from the list", static_cast<double>(logprob));
+      else if (tokens[place] % 2 == 0) CHECK(logprob == -static_cast<float>(tokens[place] + static_cast<int32_t>(listed(r)) - 1), "log-probability %f from the list", static_cast<double>(logprob));
       else CHECK(logprob != logprob, "log-probability %f of a token that is not listed", static_cast<double>(logprob));
     }
     checked[r] = true;
@@ -205,6 +210,9 @@ Driven drive(const Scenario& scenario, const Expected& expected, bool early, boo
       requests[number].quiet = r % 2;
       std::fill_n(prompt_tokens.begin() + number * token_room, token_room, -1);
       std::copy(scenario.prompts[r].begin(), scenario.prompts[r].end(), prompt_tokens.begin() + number * token_room);
+      requests[number].sampling.logprobs = scenario.logprobs[r];
+      std::fill_n(top_tokens.begin() + number * output_room * scenario.top_k, output_room * scenario.top_k, -1);
+      std::fill_n(token_logprobs.begin() + number * output_room, output_room, 1.0f);
       if (scenario.penalties[r]) requests[number].sampling.flags = MPK_SAMPLING_ON | MPK_SAMPLING_PENALTIES;
       const uint32_t first_key = MPK_FIRST_PAGE_KEY(requests[number].first_token, scenario.page_size);
       for (size_t page = 0; (page + 1) * scenario.page_size <= scenario.prompts[r].size(); ++page) {
@@ -304,7 +312,7 @@ Driven drive(const Scenario& scenario, const Expected& expected, bool early, boo
         batch.next_token[samples] = token;
         token_logprob[samples] = own_of(token);
         for (uint32_t k = 0; k < scenario.top_k; ++k) {
-          top_token[samples * scenario.top_k + k] = top_of(token, k);
+          top_token[samples * scenario.top_k + k] = top_of(share.request, token, k);
           top_logprob[samples * scenario.top_k + k] = -static_cast<float>(token + static_cast<int32_t>(k));
         }
         if (accepted == s && (s == 0 || row_token[of_row] == batch.next_token[samples - 1])) ++accepted;

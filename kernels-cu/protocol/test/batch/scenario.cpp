@@ -42,6 +42,7 @@ Scenario random_scenario(uint64_t seed) {
       std::copy_n(text.begin(), common, scenario.prompts.back().begin());
     }
     scenario.penalties.push_back(random.between(0, 7) == 0);
+    scenario.logprobs.push_back((r + static_cast<uint32_t>(seed)) % (scenario.top_k + 2));
     scenario.max_new.push_back(random.between(0, 20) == 0 ? 0 : random.between(1, 30));
     scenario.min_new.push_back(random.between(0, 3) != 0 ? 0 : random.between(0, 4) == 0 ? UINT32_MAX : random.between(0, 30));
     scenario.number.push_back(r);

@@ -28,6 +28,7 @@ struct Scenario {
   std::vector<uint32_t> max_new;
   std::vector<uint32_t> min_new; /* an end of sequence counts only after this many new tokens */
   std::vector<bool> penalties;
+  std::vector<uint32_t> logprobs; /* that a request wants, some more than top_k */
   std::vector<uint32_t> number; /* entry of the request table that the request has; reused after its end */
   std::vector<Arrival> log;
   std::vector<int32_t> eos;

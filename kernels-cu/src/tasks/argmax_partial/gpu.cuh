@@ -3,6 +3,7 @@
 #pragma once
 
 #include "tasks/argmax_partial/gpu_top.cuh"
+#include "tasks/argmax_partial/gpu_wanted.cuh"
 
 namespace mpk {
 namespace gpu {
@@ -12,6 +13,7 @@ struct ArgmaxPartial : TaskCode {
   static __device__ __forceinline__ int run(Context& context) {
     const mpk_operand& out = context.output(0); /* [1, 1, samples, words] */
     if (out.dims[3] != MPK_ARGMAX_PAIRS + 2 * Kept) context.fail(MPK_ABORT_KERNEL);
+    const WantedCandidates<Kept> wanted(context);
     int code = context.wait_inputs();
     if (code != MPK_OK) return code;
     const uint32_t samples = context.rows_in_use(1, out.dims[2]);
@@ -21,10 +23,11 @@ struct ArgmaxPartial : TaskCode {
         uint32_t* record = record_of(context, s);
         /* In the record, the list may be aligned to 4 bytes only, so it goes through shared memory. */
         TokenPair* list = lists(context, 0) + context.warp * Kept;
-        const MaximumSum sum = joined<32>(columns.scan(context, list));
+        const uint32_t kept = wanted.of(s);
+        const MaximumSum sum = joined<32>(columns.scan(context, list, kept));
         if (context.lane == 0) head(context, record, sum);
         __syncwarp();
-        for (uint32_t i = context.lane; i < Kept; i += 32) store(record, i, list[i]);
+        for (uint32_t i = context.lane; i < Kept; i += 32) store(record, i, i < kept ? list[i] : no_pair());
         __syncwarp();
       }
       return MPK_OK;
@@ -33,7 +36,8 @@ struct ArgmaxPartial : TaskCode {
       /* Two buffers: a barrier lies between the merge of one and the next writes to it. */
       MaximumSum* sums = reinterpret_cast<MaximumSum*>(context.work()) + s % 2 * kComputeWarps;
       TokenPair* all = lists(context, s % 2);
-      const MaximumSum of_warp = joined<32>(Columns(context, s, context.thread, kComputeThreads).scan(context, all + context.warp * Kept));
+      const uint32_t kept = wanted.of(s);
+      const MaximumSum of_warp = joined<32>(Columns(context, s, context.thread, kComputeThreads).scan(context, all + context.warp * Kept, kept));
       if (context.lane == 0) sums[context.warp] = of_warp;
       code = context.sync();
       if (code != MPK_OK) return code;
@@ -41,9 +45,10 @@ struct ArgmaxPartial : TaskCode {
       uint32_t* record = record_of(context, s);
       const MaximumSum sum = joined<kComputeWarps>(sums[context.lane % kComputeWarps]);
       if (context.lane == 0) head(context, record, sum);
-      merge_lists(all, Kept, context.lane, [&](uint32_t i, const TokenPair& pair) {
+      merge_lists<Kept>(all, kept, context.lane, [&](uint32_t i, const TokenPair& pair) {
         if (context.lane == 0) store(record, i, pair);
       });
+      for (uint32_t i = kept + context.lane; i < Kept; i += 32) store(record, i, no_pair());
     }
     return MPK_OK;
   }
@@ -109,8 +114,8 @@ struct ArgmaxPartial : TaskCode {
       return best;
     }
 
-    /* Writes the warp's candidates to `list`. Returns this thread's maximum and sum. */
-    __device__ __forceinline__ MaximumSum scan(const Context& context, TokenPair* list) const {
+    /* Writes the warp's `kept` candidates to `list`. Returns this thread's maximum and sum. */
+    __device__ __forceinline__ MaximumSum scan(const Context& context, TokenPair* list, uint32_t kept) const {
       TokenPair best = no_pair();
       MaximumSum part = {-INFINITY, 0.0};
 #pragma unroll 1
@@ -133,7 +138,7 @@ struct ArgmaxPartial : TaskCode {
         if (highest != part.maximum) part = {highest, part.sum * static_cast<double>(expf(part.maximum - highest))};
         part.sum += static_cast<double>(sum);
       }
-      top_of_warp(list, Kept, context.lane, best, [&](const TokenPair& last) { return best_after(last); });
+      top_of_warp(list, kept, context.lane, best, [&](const TokenPair& last) { return best_after(last); });
       return part;
     }
   };

@@ -43,10 +43,11 @@ __device__ __forceinline__ void top_of_warp(TokenPair* list, uint32_t kept, uint
   }
 }
 
-/* Called by a warp: the `kept` best pairs of kComputeWarps sorted lists, each `kept` long, one after the other. */
-template <typename Each>
+/* Called by a warp: the `kept` best pairs of kComputeWarps sorted lists, one after the other. Each list has room for `Room` and is
+ * `kept` long. */
+template <uint32_t Room, typename Each>
 __device__ __forceinline__ void merge_lists(const TokenPair* lists, uint32_t kept, uint32_t lane, Each each) {
-  const TokenPair* own = lists + lane % kComputeWarps * kept;
+  const TokenPair* own = lists + lane % kComputeWarps * Room;
   uint32_t at = 0;
   for (uint32_t i = 0; i < kept; ++i) {
     const TokenPair mine = at < kept ? own[at] : no_pair();

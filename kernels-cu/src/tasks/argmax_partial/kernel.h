@@ -3,6 +3,7 @@
 
 #include "cpu/simd.h"
 #include "cpu/task.h"
+#include "tasks/argmax_partial/cpu_wanted.h"
 #include "tasks/argmax_partial/params.h"
 
 namespace mpk {
@@ -22,11 +23,12 @@ MPK_INLINE uint32_t f32_to_word(float value) {
   return word;
 }
 
-// Pairs (value, token), best first. Tokens come in ascending order, so a new pair goes after those of equal value.
+// Pairs (value, token), best first, of which there is room for `room` and `kept` are kept. Tokens come in ascending order, so a new
+// pair goes after those of equal value.
 class Candidates {
  public:
-  Candidates(uint32_t* pairs, uint32_t kept) : pairs_(pairs), kept_(kept) {
-    for (uint32_t i = 0; i < kept; ++i) {
+  Candidates(uint32_t* pairs, uint32_t room, uint32_t kept) : pairs_(pairs), kept_(kept) {
+    for (uint32_t i = 0; i < room; ++i) {
       pairs_[2 * i] = f32_to_word(-INFINITY);
       pairs_[2 * i + 1] = MPK_ARGMAX_NO_TOKEN;
     }
@@ -51,8 +53,8 @@ class Candidates {
 // The value to compare: NaN counts as the lowest.
 MPK_INLINE float ordered(float v) { return v == v ? v : -INFINITY; }
 
-void partial_of(const float* x, uint32_t n, uint32_t first_token, uint32_t kept, uint32_t* record) {
-  Candidates candidates(record + MPK_ARGMAX_PAIRS, kept);
+void partial_of(const float* x, uint32_t n, uint32_t first_token, uint32_t room, uint32_t kept, uint32_t* record) {
+  Candidates candidates(record + MPK_ARGMAX_PAIRS, room, kept);
   float highest = -INFINITY;
   double total = 0.0;
   for (uint32_t begin = 0; begin < n; begin += CHUNK) {
@@ -115,7 +117,7 @@ int argmax_partial(const mpk_kernel_args* args) {
     record[MPK_ARGMAX_HASH_LOW] = static_cast<uint32_t>(args->batch->hash);
     record[MPK_ARGMAX_HASH_HIGH] = static_cast<uint32_t>(args->batch->hash >> 32);
     const float* logits = columns == 0 ? nullptr : reinterpret_cast<const float*>(row_address(args->inputs[0], s));
-    partial_of(logits, columns, first_token, params.kept, record);
+    partial_of(logits, columns, first_token, params.kept, wanted_candidates(args, s, params.kept), record);
   }
   return MPK_OK;
 }

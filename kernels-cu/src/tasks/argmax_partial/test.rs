@@ -1,4 +1,5 @@
 use super::{cut, reference::top, tiles, words};
+use crate::abi::mpk_sampling;
 use crate::isa::Isa;
 use crate::registry::registry;
 use crate::testing::{Call, TestRank, TestTask};
@@ -187,6 +188,44 @@ fn padding_columns_are_never_chosen() {
     assert_eq!(tokens.len(), 5);
     assert!(tokens.contains(&best) && !tokens.contains(&60), "{tokens:?}");
     assert_eq!(tokens[4], u32::MAX, "64 columns are four tiles, the fifth has none");
+}
+
+/// Requests of one batch that want 0, 2, 5 and 9 of 5 log-probabilities get 0, 2, 5 and 5, with the bits of one that gets all.
+#[test]
+fn a_request_gets_as_many_log_probabilities_as_it_wants() {
+    let (samples, top_k, none) = (4usize, 5usize, f32::NEG_INFINITY.to_bits());
+    let logits = random_logits(7, samples * 500);
+    let slot_of = [2, 0, 3, 1];
+    let wanted_by_slot = [2u32, 9, 0, 5];
+    let run = |sampling: Vec<mpk_sampling>| {
+        let mut batch =
+            TestBatch { active_slot: slot_of.to_vec(), sampling, ..TestBatch::rows(samples as u32) };
+        let mut inputs = [TestTensor::new(DType::F32, &[4, 500], &logits).with_rows(Rows::Samples)];
+        let partial = TestOp::new("argmax_partial", json!({"top_k": top_k, "tiles": 3}), 4);
+        let mut records = partial.run(&mut inputs, &mut batch).unwrap();
+        let reduce = TestOp::new("argmax_reduce", json!({"top_k": top_k}), 4);
+        reduce.run(&mut [records.remove(0).with_rows(Rows::Fixed)], &mut batch).unwrap()
+    };
+    let sampling: Vec<mpk_sampling> =
+        wanted_by_slot.iter().map(|&logprobs| mpk_sampling { logprobs, ..Default::default() }).collect();
+    for isa in Isa::ALL {
+        let Some((all, got)) = isa.with(|| (run(Vec::new()), run(sampling.clone()))) else { continue };
+        assert_eq!(all[0].words(), got[0].words(), "{isa:?}: the next tokens");
+        for sample in 0..samples {
+            let wanted = (wanted_by_slot[slot_of[sample] as usize] as usize).min(top_k);
+            for (output, missing) in [(1, u32::MAX), (2, none)] {
+                let row =
+                    |tensors: &[TestTensor]| tensors[output].words()[sample * top_k..][..top_k].to_vec();
+                // The highest one is computed for the next token anyway.
+                let expected = |place: usize| if place < wanted.max(1) { row(&all)[place] } else { missing };
+                assert_eq!(
+                    row(&got),
+                    (0..top_k).map(expected).collect::<Vec<_>>(),
+                    "{isa:?}: sample {sample}"
+                );
+            }
+        }
+    }
 }
 
 #[test]

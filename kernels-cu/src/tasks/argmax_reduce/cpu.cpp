@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "cpu/task.h"
+#include "tasks/argmax_partial/cpu_wanted.h"
 #include "tasks/argmax_partial/params.h"
 #include "tasks/argmax_reduce/logprob.h"
 #include "tasks/argmax_reduce/params.h"
@@ -36,6 +37,7 @@ extern "C" int mpk_task_argmax_reduce(const mpk_kernel_args* args) {
            uint64_t{tile} * partials.strides[1];
   };
 
+  const uint32_t kept = mpk::wanted_candidates(args, sample, params.kept);
   Pair* best = reinterpret_cast<Pair*>(args->scratch);
   for (uint32_t i = 0; i < params.kept; ++i) best[i] = {-INFINITY, MPK_ARGMAX_NO_TOKEN};
   float highest = -INFINITY;
@@ -46,12 +48,12 @@ extern "C" int mpk_task_argmax_reduce(const mpk_kernel_args* args) {
         return MPK_ABORT_DIVERGED;
       const float maximum = value_of(record[MPK_ARGMAX_MAXIMUM]);
       if (maximum > highest) highest = maximum;
-      for (uint32_t i = 0; i < params.kept; ++i) {
+      for (uint32_t i = 0; i < kept; ++i) {
         const Pair pair = {value_of(record[MPK_ARGMAX_PAIRS + 2 * i]), record[MPK_ARGMAX_PAIRS + 2 * i + 1]};
-        uint32_t at = params.kept;
+        uint32_t at = kept;
         while (at > 0 && pair.before(best[at - 1])) --at;
-        if (at == params.kept) break; // the rest of the record is lower still
-        std::memmove(best + at + 1, best + at, (params.kept - 1 - at) * sizeof(Pair));
+        if (at == kept) break; // the rest of the record is lower still
+        std::memmove(best + at + 1, best + at, (kept - 1 - at) * sizeof(Pair));
         best[at] = pair;
       }
     }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "tasks/argmax_partial/gpu_top.cuh"
+#include "tasks/argmax_partial/gpu_wanted.cuh"
 #include "tasks/argmax_reduce/logprob.h"
 #include "tasks/argmax_reduce/params.h"
 
@@ -12,6 +13,7 @@ namespace gpu {
 template <uint32_t Kept, uint32_t TopK, bool LogSum = false>
 struct ArgmaxReduce : TaskCode {
   static __device__ __forceinline__ int run(Context& context) {
+    const uint32_t kept = wanted_candidates<Kept>(context, static_cast<uint32_t>(context.slot->task.args[0]));
     int code = context.wait_inputs(/*loads_under_way=*/false, /*always=*/true);
     const uint32_t sample = static_cast<uint32_t>(context.slot->task.args[0]);
     if (code != MPK_OK || sample >= context.slot->num_samples) return code;
@@ -30,8 +32,8 @@ struct ArgmaxReduce : TaskCode {
     MaximumSum* sums = reinterpret_cast<MaximumSum*>(context.work());
     TokenPair* lists = reinterpret_cast<TokenPair*>(context.work() + kSumBytes);
     TokenPair* best = lists + kComputeWarps * Kept;
-    const auto best_after = [&](const TokenPair& last) { return records.best_after(context.thread, last); };
-    top_of_warp(lists + context.warp * Kept, Kept, context.lane, best_after(first_pair()), best_after);
+    const auto best_after = [&](const TokenPair& last) { return records.best_after(context.thread, last, kept); };
+    top_of_warp(lists + context.warp * Kept, kept, context.lane, best_after(first_pair()), best_after);
     if (TopK > 0) {
       part = joined<32>(part);
       if (context.lane == 0) sums[context.warp] = part;
@@ -40,7 +42,7 @@ struct ArgmaxReduce : TaskCode {
     if (code != MPK_OK) return code;
     if (context.warp != 0) return MPK_OK;
 
-    merge_lists(lists, Kept, context.lane, [&](uint32_t i, const TokenPair& pair) {
+    merge_lists<Kept>(lists, kept, context.lane, [&](uint32_t i, const TokenPair& pair) {
       if (context.lane == 0) best[i] = pair;
     });
     __syncwarp();
@@ -55,7 +57,7 @@ struct ArgmaxReduce : TaskCode {
       int32_t* token = reinterpret_cast<int32_t*>(context.output(1).addr);
       float* logprob = reinterpret_cast<float*>(context.output(2).addr);
       for (uint32_t i = context.lane; i < TopK; i += 32) {
-        const bool none = best[i].token == MPK_ARGMAX_NO_TOKEN;
+        const bool none = i >= kept || best[i].token == MPK_ARGMAX_NO_TOKEN;
         token[i] = none ? -1 : static_cast<int32_t>(best[i].token);
         logprob[i] = none ? -INFINITY : logprob_of(best[i].value, sum.maximum, log_sum);
       }
@@ -89,12 +91,12 @@ struct ArgmaxReduce : TaskCode {
     }
     __device__ __forceinline__ const uint32_t* at(uint32_t r) const { return first + r / tiles * rank_stride + r % tiles * tile_stride; }
 
-    /* The best pair after `last` in a thread's records. */
-    __device__ __forceinline__ TokenPair best_after(uint32_t thread, const TokenPair& last) const {
+    /* The best pair after `last` in a thread's records, of which the first `kept` count. */
+    __device__ __forceinline__ TokenPair best_after(uint32_t thread, const TokenPair& last, uint32_t kept) const {
       TokenPair best = no_pair();
       for (uint32_t r = thread; r < count; r += kComputeThreads) {
         const uint32_t* pairs = at(r) + MPK_ARGMAX_PAIRS;
-        for (uint32_t i = 0; i < Kept; ++i) {
+        for (uint32_t i = 0; i < kept; ++i) {
           const TokenPair pair = {__uint_as_float(pairs[2 * i]), pairs[2 * i + 1]};
           if (!comes_after(pair, last)) continue;
           if (pair.before(best)) best = pair;

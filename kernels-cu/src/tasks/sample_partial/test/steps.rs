@@ -22,6 +22,8 @@ pub(super) fn plain(seed: u64) -> mpk_sampling {
         presence: 0.0,
         frequency: 0.0,
         num_prompt_tokens: 0,
+        logprobs: 0,
+        reserved: 0,
     }
 }
 
