@@ -165,8 +165,7 @@ impl Job {
         self.start().wait()
     }
 
-    /// Runs it to its end while other jobs run. For a program that starts no ranks. What it leaves in /dev/shm is not
-    /// checked.
+    /// Runs it to its end while other jobs run. For a job that does not watch the clock. What it leaves in /dev/shm is not checked.
     ///
     /// # Panics
     /// As [`Job::run`].

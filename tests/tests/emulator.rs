@@ -1,7 +1,7 @@
 //! Runs the GPU's own code without a GPU: the emulator (`docs/emulator.md`) takes the place of the CUDA driver and runs
 //! nvcc's PTX of the kernel. The CPU target shares no code with it, so results on which both agree are taken as
 //! correct, and an error that the test puts into the sources is found. Without nvcc the tests say so and pass; with
-//! `MPK_REQUIRE_CUDA=1` they fail.
+//! `MPK_REQUIRE_CUDA=1` they fail. Most of a test is one run of the compiler on one core, so tests run side by side.
 
 use mpk_tests::fixtures::Fixture;
 use mpk_tests::reference;
@@ -69,7 +69,8 @@ impl Emulator {
 
     /// The same as a job with any number of ranks, which share the GPU.
     fn run_as(&self, job: Job, model: &ModelFile, arguments: &[&str], toolkit: &Path) -> RunJson {
-        let found = self.job(job.arg(model.path()).args(arguments), toolkit).run_json();
+        let found =
+            self.job(job.arg(model.path()).args(arguments).arg("--json"), toolkit).run_beside_others().json();
         assert_eq!(found.backend, "cuda");
         found
     }
@@ -91,7 +92,8 @@ impl Emulator {
 
 /// The result of the CPU target.
 fn on_cpu(model: &ModelFile, arguments: &[&str]) -> RunJson {
-    Job::new(1).arg(model.path()).args(["--backend", "cpu"]).args(arguments).run_json()
+    let job = Job::new(1).arg(model.path()).args(["--backend", "cpu", "--json"]).args(arguments);
+    job.run_beside_others().json()
 }
 
 /// A prompt of one row, one of many (wide products, prefill attention), and tokens after them.
@@ -153,7 +155,12 @@ fn sampled_tokens_have_the_log_probabilities_of_the_cpu() {
         .set("generate", json!({"prompt_tokens": [[5, 6, 7], [9]], "max_new_tokens": 3, "ignore_eos": true}));
     for ranks in [1, 2] {
         let options = ["--logprobs", "2", "--temperature", "6", "--seed", "3", "--allreduce", "copy-reduce"];
-        let cpu = Job::new(ranks).arg(model.path()).args(["--backend", "cpu"]).args(options).run_json();
+        let cpu = Job::new(ranks)
+            .arg(model.path())
+            .args(["--backend", "cpu", "--json"])
+            .args(options)
+            .run_beside_others()
+            .json();
         let by_hosts: &[&str] = if ranks > 1 { &["--transport", "host"] } else { &[] };
         let found = emulator.run_as(Job::new(ranks), &model, &[&options, by_hosts].concat(), &toolkit());
         assert_eq!(found.tokens(), cpu.tokens(), "{ranks} ranks");
@@ -183,7 +190,12 @@ fn two_ranks_that_put_by_their_hosts_compute_the_cpus_tokens() {
         .set("max_batch", 1)
         .set("generate", json!({"prompt_tokens": [[5, 6, 7]], "max_new_tokens": 4, "ignore_eos": true}));
     let arguments = ["--allreduce", "copy-reduce", "--logprobs", "2"];
-    let cpu = Job::new(2).arg(model.path()).args(["--backend", "cpu"]).args(arguments).run_json();
+    let cpu = Job::new(2)
+        .arg(model.path())
+        .args(["--backend", "cpu", "--json"])
+        .args(arguments)
+        .run_beside_others()
+        .json();
     let folder = tempfile::tempdir().expect("a temporary folder");
     let path = folder.path().join("timeline.json");
     let by_hosts =
@@ -348,7 +360,7 @@ fn keys_and_values_do_not_count_as_streamed_weights() {
     let path = model.path().display().to_string();
     let options = ["stream", "--model", &path, "--without", "products", "--context", "24", "--steps", "8"];
     let job = Job::alone().of("mpk-bench").args(options).args(["--repeats", "1", "--read-rate", "1e9"]);
-    let finished = emulator.job(job, &toolkit()).run().expect(0);
+    let finished = emulator.job(job, &toolkit()).run_beside_others().expect(0);
     let found: Value = serde_json::from_str(finished.stdout.trim()).expect("JSON");
     assert_eq!(found["variants"][0]["streamed"], "the graph's bytes in every step", "{found}");
 }
