@@ -11,6 +11,8 @@
 //! - is noted while the kernel runs ([`Running`]), and a second signal ends the process with status 4;
 //! - otherwise ends the process, as by default.
 //!
+//! Signals that arrive together count as one: `timeout` and some batch systems signal a process and then its group.
+//!
 //! The handler itself ends the process at a second signal. No thread is needed for that, since each may be stuck: the thread of
 //! [`Watched`] in a log line that nobody reads, for example.
 
@@ -18,9 +20,12 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use signal_hook::iterator::Signals;
 use signal_hook::low_level::{emulate_default_handler, exit, register, signal_name};
 use std::io;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+/// A signal that arrives within this time of another one counts as the same, unless [`acted`] was called in between. On a busy machine,
+/// the sender of two signals may have to wait for a core between them. Two presses of Ctrl-C are further apart.
+const TOGETHER: Duration = Duration::from_millis(50);
 /// Exit status of a failed run.
 const STATUS: i32 = 4;
 /// Maximum time for another thread to end a process that is about to end.
@@ -42,6 +47,8 @@ static RUNNING: AtomicUsize = AtomicUsize::new(0);
 static STOP: AtomicBool = AtomicBool::new(false);
 /// Signals that the thread of [`Watched`] has not acted on yet.
 static UNHANDLED: AtomicUsize = AtomicUsize::new(0);
+/// When the last signal that counted arrived, in nanoseconds since the machine's start. 0: there was none, or it has been acted on.
+static LAST: AtomicU64 = AtomicU64::new(0);
 
 /// From now on, signals have the effects that this module describes.
 ///
@@ -75,6 +82,9 @@ fn ends_by_default(signal: i32) -> bool {
 fn on_signal(signal: i32, ends: bool) {
     let asks = ASKING.contains(&signal);
     let is = |flag: &AtomicBool| flag.load(Ordering::SeqCst);
+    if asks && repeats() {
+        return;
+    }
     if asks && is(&WATCHED) {
         // The thread receives it, unless it is stuck at an earlier one.
         if UNHANDLED.fetch_add(1, Ordering::SeqCst) > 0 {
@@ -89,6 +99,21 @@ fn on_signal(signal: i32, ends: bool) {
     } else if ends {
         hold_or_end(signal);
     }
+}
+
+/// True if a signal that arrives now counts as the one before it. Otherwise the next ones may count as this one.
+fn repeats() -> bool {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the call is allowed in a signal handler, and only writes to `time`.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut time) };
+    let now = time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64;
+    let is_new = |last: u64| last == 0 || now.saturating_sub(last) >= TOGETHER.as_nanos() as u64;
+    LAST.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |last| is_new(last).then_some(now)).is_err()
+}
+
+/// What a signal asked for has happened, and a program may have seen that. So the next signal counts, however soon it arrives.
+pub fn acted() {
+    LAST.store(0, Ordering::SeqCst);
 }
 
 /// Ends the process with status 4, and says why if standard error takes the text at once.
@@ -231,6 +256,8 @@ impl Watched {
     /// # Errors
     /// The system refuses a handler.
     pub fn begin() -> io::Result<Watched> {
+        // The handler runs before the thread is woken, and decides which signals count.
+        install()?;
         let signals = Signals::new(ASKING)?;
         WATCHED.store(true, Ordering::SeqCst);
         Ok(Watched(signals))
@@ -241,6 +268,9 @@ impl Watched {
         let Watched(mut signals) = self;
         let body = move || {
             for signal in signals.forever() {
+                if UNHANDLED.load(Ordering::SeqCst) == 0 {
+                    continue; // It counts as the one before it.
+                }
                 match each() {
                     Next::Handled => {}
                     Next::ByDefault => hold_or_end(signal),

@@ -1,4 +1,4 @@
-//! Proves that a second signal ends a process whose threads are stuck. Each case runs this program again, because a signal affects the
+//! Proves that a second signal ends a process whose threads are stuck, and that signals that arrive together count as one. Each case runs this program again, because a signal affects the
 //! whole process.
 
 use kernels_cu::signals::{self, Held, Next, Watched};
@@ -55,6 +55,20 @@ fn act(case: &str) -> ! {
             Watched::begin().unwrap().watch_each(|| Next::Handled);
             ready();
         }
+        // The first signal is acted on at once, and the sender sees that.
+        "acts" => {
+            let mut signals_so_far = 0;
+            Watched::begin().unwrap().watch_each(move || {
+                signals_so_far += 1;
+                if signals_so_far > 1 {
+                    return Next::Exit;
+                }
+                signals::acted();
+                ready();
+                Next::Handled
+            });
+            ready();
+        }
         _ => panic!("{case}"),
     }
     forever()
@@ -69,6 +83,11 @@ fn start(case: &str) -> Child {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
+    await_ready(&mut child, case);
+    child
+}
+
+fn await_ready(child: &mut Child, case: &str) {
     let stdout = child.stdout.as_mut().unwrap();
     let mut text = Vec::new();
     while !text.ends_with(b"ready\n") {
@@ -76,7 +95,6 @@ fn start(case: &str) -> Child {
         stdout.read_exact(&mut byte).unwrap_or_else(|e| panic!("{case}: {e}"));
         text.push(byte[0]);
     }
-    child
 }
 
 fn send(child: &Child, signal: i32) {
@@ -108,9 +126,12 @@ fn a_second_signal_ends_the_process() {
     for signal in [libc::SIGINT, libc::SIGTERM] {
         for case in ["running", "kept", "stuck", "drains"] {
             let mut child = start(case);
-            send(&child, signal);
+            // Signals of different kinds, since the system itself merges those of one kind.
+            for together in [signal, libc::SIGINT, libc::SIGTERM] {
+                send(&child, together);
+            }
             std::thread::sleep(A_WHILE);
-            assert!(child.try_wait().unwrap().is_none(), "{case}: ended at the first signal");
+            assert!(child.try_wait().unwrap().is_none(), "{case}: ended at the first signals");
             send(&child, signal);
             let (status, _, text) = end(child, AT_ONCE).unwrap_or_else(|| panic!("{case}: still running"));
             assert_eq!(status, Some(4), "{case}");
@@ -120,6 +141,11 @@ fn a_second_signal_ends_the_process() {
         let child = start("nothing");
         send(&child, signal);
         assert_eq!(end(child, AT_ONCE).map(|(_, by, _)| by), Some(Some(signal)));
+        let mut child = start("acts");
+        send(&child, signal);
+        await_ready(&mut child, "acts");
+        send(&child, signal);
+        assert_eq!(end(child, AT_ONCE).map(|(status, ..)| status), Some(Some(4)), "the second one counts");
         // Signals that have been acted on do not add up.
         let child = start("talks");
         for _ in 0..3 {

@@ -137,7 +137,11 @@ fn streaming(ranks: u32, options: &[&str]) -> (Running, Answer) {
 fn a_signal_lets_running_requests_finish() {
     for (ranks, signal) in [(1, libc::SIGINT), (2, libc::SIGTERM)] {
         let (running, answer) = streaming(ranks, &[]);
-        running.signal_process(&running.ranks()[0], signal);
+        let first = running.ranks()[0].clone();
+        // As from `timeout`, which signals the process and its group. The system merges signals of one kind only.
+        for signal in [signal, libc::SIGINT, libc::SIGTERM] {
+            running.signal_process(&first, signal);
+        }
         assert_eq!(answer.last_event()["choices"][0]["finish_reason"], "length");
         running.wait().expect(0).expect_nothing_left();
     }

@@ -10,7 +10,7 @@ use crate::model::app_error::AppError;
 use crate::model::chat_template::{ChatTemplate, Rendering};
 use crate::model::prompts::{Limits, Prompt, PromptSource, resolve};
 use crate::model::tokenizer::Tokenizer;
-use kernels_cu::signals::{Next, Watched};
+use kernels_cu::signals::{self, Next, Watched};
 use serde_json::{Value, json};
 use std::io::{IsTerminal, Write};
 use std::sync::Arc;
@@ -90,7 +90,7 @@ impl Conversation {
                     continue;
                 }
             };
-            let answer = self.answer(&engine.submit(request)?, interrupts)?;
+            let answer = self.answer(engine, &engine.submit(request)?, interrupts)?;
             let Some(answer) = answer else { break };
             history.push(json!({"role": "assistant", "content": answer}));
         }
@@ -137,7 +137,12 @@ impl Conversation {
     }
 
     /// Prints an answer as it arrives and returns it. Returns `None` if standard output no longer has a reader.
-    fn answer(&self, handle: &Handle, interrupts: &Interrupts) -> Result<Option<String>, Failure> {
+    fn answer(
+        &self,
+        engine: &Engine,
+        handle: &Handle,
+        interrupts: &Interrupts,
+    ) -> Result<Option<String>, Failure> {
         let mut answer = String::new();
         let mut read = true;
         loop {
@@ -164,13 +169,16 @@ impl Conversation {
                 handle.cancel();
             }
         }
+        // A cancelled request ends at once for its reader, but a kernel that is stuck keeps it. Until the kernel has let it go, the next
+        // signal ends the process.
+        engine.wait_idle();
         interrupts.answered();
         Ok((read && console::print("\n")?).then_some(answer))
     }
 }
 
 /// SIGINT and SIGTERM during a conversation. The first signal stops the answer under way, or ends the conversation if there
-/// is none. A second signal before that has happened ends the process.
+/// is none. A second signal before that has happened ends the process at once.
 #[derive(Debug, Default)]
 pub struct Interrupts {
     /// Signals that have not been acted on yet.
@@ -209,5 +217,6 @@ impl Interrupts {
     /// The answer has ended, so earlier signals have had their effect.
     fn answered(&self) {
         self.count.store(0, Ordering::Relaxed);
+        signals::acted();
     }
 }
