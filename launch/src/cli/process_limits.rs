@@ -1,6 +1,7 @@
 //! Limits of this process that would make a library below us end it without a useful message.
 
 use crate::model::app_error::AppError;
+use crate::model::chat_template::limit::{self, Excess};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -75,7 +76,8 @@ fn advise(address: *mut u8, bytes: usize) {
     }
 }
 
-/// The system's allocator. With it, a program that runs out of memory exits with status 3 instead of dying by SIGABRT.
+/// The system's allocator. With it, a program that runs out of memory exits with status 3 instead of dying by SIGABRT, and one whose chat
+/// template needs too much memory or time exits with status 2.
 ///
 /// Call [`Allocator::install`] first. Callers that handle a failed allocation get their error as usual. Only an abort
 /// after a failed allocation is taken as a lack of memory.
@@ -112,6 +114,32 @@ extern "C" fn on_abort(signal: libc::c_int) {
     }
 }
 
+/// Counts memory of a chat template that is being rendered.
+#[inline]
+fn count(bytes: i64) {
+    if let Some(excess) = limit::count(bytes) {
+        end_of_rendering(excess);
+    }
+}
+
+/// Ends the process. Nothing may be allocated here.
+#[cold]
+fn end_of_rendering(excess: Excess) -> ! {
+    let message = match excess {
+        Excess::Memory => {
+            "error: the checkpoint's chat template needs far more memory than its messages; use another chat template\n"
+        }
+        Excess::Time => {
+            "error: the checkpoint's chat template takes more than 30 s; use another chat template\n"
+        }
+    };
+    // SAFETY: the message is a live buffer, and nothing is used after the end of the process.
+    unsafe {
+        libc::write(libc::STDERR_FILENO, message.as_ptr().cast(), message.len());
+        libc::_exit(2);
+    }
+}
+
 impl Allocator {
     /// Relaxed: the thread that aborts is the one whose allocation failed, or another thread with the same problem.
     fn note(&self, address: *mut u8, bytes: usize) -> *mut u8 {
@@ -128,21 +156,25 @@ impl Allocator {
 // SAFETY: the system's allocator does all the work.
 unsafe impl GlobalAlloc for Allocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        count(layout.size() as i64);
         // SAFETY: the caller keeps the contract.
         self.note(unsafe { System.alloc(layout) }, layout.size())
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        count(layout.size() as i64);
         // SAFETY: the caller keeps the contract.
         self.note(unsafe { System.alloc_zeroed(layout) }, layout.size())
     }
 
     unsafe fn realloc(&self, address: *mut u8, layout: Layout, bytes: usize) -> *mut u8 {
+        count(bytes as i64 - layout.size() as i64);
         // SAFETY: the caller keeps the contract.
         self.note(unsafe { System.realloc(address, layout, bytes) }, bytes)
     }
 
     unsafe fn dealloc(&self, address: *mut u8, layout: Layout) {
+        count(-(layout.size() as i64));
         // SAFETY: the caller keeps the contract.
         unsafe { System.dealloc(address, layout) }
     }

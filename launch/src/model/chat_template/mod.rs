@@ -20,6 +20,7 @@
 //! ```
 
 mod files;
+pub mod limit;
 mod python;
 mod tags;
 #[cfg(test)]
@@ -118,6 +119,7 @@ impl ChatTemplate {
     /// # Errors
     /// The template refuses the messages, with its own message, or fails.
     pub fn render(&self, messages: &[Json], rendering: &Rendering) -> Result<String, InputError> {
+        let limited = limit::Limited::begin();
         let mut context = self.special_tokens.clone();
         context.insert("messages".into(), Json::Array(messages.to_vec()));
         context.insert("tools".into(), rendering.tools.clone().unwrap_or(Json::Null));
@@ -132,7 +134,10 @@ impl ChatTemplate {
         });
         let rendered = Value::deserialize(Json::Object(context))
             .map_err(|e| Error::new(ErrorKind::BadSerialization, e.to_string()))
-            .and_then(|context| environment.get_template(NAME)?.render(context));
+            .and_then(|context| {
+                limited.limit();
+                environment.get_template(NAME)?.render(context)
+            });
         rendered.map_err(|e| {
             InputError::chat_template(
                 &self.path,
