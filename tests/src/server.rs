@@ -27,7 +27,15 @@ impl Server {
     /// It does not come up.
     pub fn start(ranks: u32, model: &Path, options: &[&str]) -> Server {
         let job = if ranks == 1 { Job::alone() } else { Job::new(ranks) };
-        let job = job.of("mpk-serve").arg(model).args(["--port", "0", "--backend", "cpu"]).args(options);
+        Server::of(job.arg(model).args(options))
+    }
+
+    /// Starts the server of a job.
+    ///
+    /// # Panics
+    /// It does not come up.
+    pub fn of(job: Job) -> Server {
+        let job = job.of("mpk-serve").args(["--port", "0", "--backend", "cpu"]);
         // mpirun always waits this long, twice, for processes that it has told to end.
         let mut running = job.env("OMPI_MCA_odls_base_sigkill_timeout", "3").start();
         running.wait_for_log("listening on http://");

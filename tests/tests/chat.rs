@@ -2,7 +2,10 @@
 //! template.
 
 use mpk_tests::Job;
+use mpk_tests::http::Answer;
+use mpk_tests::server::Server;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 /// The trained example's folder, in Hugging Face's form, with `template` as its chat template.
 fn folder_with_template(template: &str) -> tempfile::TempDir {
@@ -83,6 +86,25 @@ fn a_signal_stops_an_answer_and_not_the_conversation() {
     assert!(finished.stdout.starts_with(&stopped) && finished.stdout.len() > stopped.len() + 3);
 }
 
+/// The first signal stops the answer for its reader, but the kernel does not let it go. So the second signal ends the process.
+#[test]
+fn a_second_signal_ends_a_conversation_whose_kernel_is_stuck() {
+    let folder = folder_with_template(TRANSCRIPT);
+    let options = ["--chat", "--debug-stall", "0:4:60000", "--deadline", "50"];
+    let mut running = Job::alone().arg(folder.path()).args(options).with_stdin().start();
+    running.wait_for_log("weights:");
+    running.say("Light");
+    std::thread::sleep(Duration::from_secs(1));
+    running.signal(libc::SIGINT);
+    std::thread::sleep(Duration::from_millis(300));
+    assert!(running.is_running());
+    running.signal(libc::SIGINT);
+    let begin = Instant::now();
+    let finished = running.wait().expect(4).expect_nothing_left();
+    assert!(begin.elapsed() < Duration::from_secs(4), "{:?}", begin.elapsed());
+    assert!(finished.stderr.contains("a second signal has ended this process"), "{}", finished.stderr);
+}
+
 #[test]
 fn a_conversation_continues_when_it_no_longer_fits() {
     let folder = folder_with_template(TRANSCRIPT);
@@ -110,6 +132,22 @@ fn a_refusal_of_the_template_is_bad_input() {
     assert!(finished.stderr.contains("needs a chat template"), "{}", finished.stderr);
 }
 
+/// Each of these would need terabytes.
+#[test]
+fn a_template_that_needs_too_much_memory_is_bad_input() {
+    for grows in
+        ["set s.text = s.text ~ s.text", "set s.text = [s.text, s.text]|join", "set s.text = s.text + s.text"]
+    {
+        let text = format!(
+            "{{% set s = namespace(text='ab') %}}{{% for i in range(40) %}}{{% {grows} %}}{{% endfor %}}"
+        );
+        let folder = folder_with_template(&text);
+        let finished = Job::alone().arg(folder.path()).args(["--chat", "--prompt", "x"]).run().expect(2);
+        assert!(finished.stderr.contains("chat template needs far more memory"), "{}", finished.stderr);
+        finished.expect_nothing_left();
+    }
+}
+
 #[test]
 fn a_hub_name_is_looked_up_in_the_cache() {
     let folder = folder_with_template("{{ messages[0].content }}");
@@ -126,4 +164,9 @@ fn a_hub_name_is_looked_up_in_the_cache() {
     let found = named().env("HF_HUB_CACHE", "").run_json();
     let same = job(folder.path(), &["--prompt", "And it came"]).run_json();
     assert_eq!(found.requests[0].tokens, same.requests[0].tokens);
+    let server = Job::alone().arg("someone/tiny-model").env("HF_HOME", home_path).env("HF_HUB_CACHE", "");
+    let server = Server::of(server);
+    let models = Answer::get(&server.address, "/v1/models").json();
+    assert_eq!(models["data"][0]["id"], "someone/tiny-model", "{models}");
+    server.end();
 }

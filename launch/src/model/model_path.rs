@@ -16,7 +16,11 @@ pub fn open(model: &Path) -> Result<ModelJson, InputError> {
         return checkpoint(model);
     }
     match hub_name(model) {
-        Some(name) if !model.exists() => checkpoint(&in_cache(name, &caches())?),
+        Some(hub) if !model.exists() => {
+            // The snapshot's folder is named after a commit.
+            let name = Some(hub.to_string());
+            Ok(ModelJson { name, ..checkpoint(&in_cache(hub, &caches())?)? })
+        }
         None if is_word(model) && !files::is_there(model) => Err(InputError::Checkpoint {
             path: model.into(),
             problem: "there is no such file or folder".into(),
