@@ -10,6 +10,9 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
+/// A wait without a limit looks again after this time.
+const LONG: Duration = Duration::from_secs(3600);
+
 /// A new token.
 #[derive(Clone, Debug, PartialEq, Default)]
 pub struct Token {
@@ -144,11 +147,12 @@ impl Handle {
 
     /// Like [`Handle::recv`], but waits no longer than `limit`. Returns [`Poll::Pending`] if no event has arrived by then.
     pub fn recv_timeout(&self, limit: Duration) -> Poll<Option<Event>> {
-        let end = Instant::now() + limit;
+        // `None`: never.
+        let end = Instant::now().checked_add(limit);
         let mut state = self.channel.lock();
         loop {
             let next = state.next();
-            let left = end.saturating_duration_since(Instant::now());
+            let left = end.map_or(LONG, |end| end.saturating_duration_since(Instant::now()));
             if next.is_ready() || left.is_zero() {
                 return next;
             }
@@ -404,6 +408,8 @@ mod tests {
             handle.recv_timeout(Duration::from_secs(9)),
             Poll::Ready(Some(Event::Token(token(1, "a"))))
         );
+        put(&channel, token(2, "b"));
+        assert_eq!(handle.recv_timeout(Duration::MAX), Poll::Ready(Some(Event::Token(token(2, "b")))));
     }
 
     struct Count(AtomicUsize);
