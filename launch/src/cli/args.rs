@@ -35,10 +35,10 @@ pub struct Args {
     /// Hugging Face cache.
     pub model: PathBuf,
     /// Prompt text. Replaces the prompts of model.json. May be given several times.
-    #[arg(long, value_name = "TEXT", help_heading = PROMPTS)]
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true, help_heading = PROMPTS)]
     pub prompt: Vec<String>,
     /// Prompt as token ids, separated by commas. May be given several times.
-    #[arg(long, value_name = "IDS", help_heading = PROMPTS)]
+    #[arg(long, value_name = "IDS", allow_hyphen_values = true, help_heading = PROMPTS)]
     pub prompt_tokens: Vec<String>,
     /// Chat with the model: each line of standard input is a message, formatted with the checkpoint's chat template.
     /// With --prompt, each prompt starts its own conversation and gets one answer.
@@ -58,7 +58,7 @@ pub struct Args {
     #[arg(long, help_heading = PROMPTS)]
     pub ignore_eos: bool,
     /// End an answer before this text. Replaces generate.stop of model.json. May be given several times.
-    #[arg(long, value_name = "TEXT", help_heading = PROMPTS)]
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true, help_heading = PROMPTS)]
     pub stop: Vec<String>,
     #[command(flatten)]
     #[allow(missing_docs, reason = "would be shown as help")]
@@ -331,6 +331,16 @@ mod tests {
             let expected = format!("invalid value '-1' for '{option} <");
             assert!(error.to_string().contains(&expected), "{error}");
         }
+    }
+
+    /// Not as an option: a list in Markdown begins with a dash.
+    #[test]
+    fn a_text_may_begin_with_a_dash() {
+        let line =
+            ["mpk-run", "m.json", "--prompt", "- a", "--stop", "---", "--prompt-tokens", "-1,2", "--json"];
+        let args = Args::from_matches(&Args::command().try_get_matches_from(line).unwrap()).unwrap();
+        assert_eq!((args.prompt[0].as_str(), args.stop[0].as_str()), ("- a", "---"));
+        assert_eq!((args.prompt_tokens[0].as_str(), args.json), ("-1,2", true));
     }
 
     #[test]
