@@ -109,6 +109,10 @@ extern "C" fn on_abort(signal: libc::c_int) {
             libc::write(libc::STDERR_FILENO, MESSAGE.as_ptr().cast(), MESSAGE.len());
             libc::_exit(3);
         }
+        // Rust aborts when a stack overflows.
+        if limit::is_rendering() {
+            end_of_rendering(Excess::Depth);
+        }
         libc::signal(signal, libc::SIG_DFL);
         libc::raise(signal);
     }
@@ -131,6 +135,9 @@ fn end_of_rendering(excess: Excess) -> ! {
         }
         Excess::Time => {
             "error: the checkpoint's chat template takes more than 30 s; use another chat template\n"
+        }
+        Excess::Depth => {
+            "error: the checkpoint's chat template nests values too deeply; use another chat template\n"
         }
     };
     // SAFETY: the message is a live buffer, and nothing is used after the end of the process.

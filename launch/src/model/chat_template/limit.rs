@@ -3,7 +3,7 @@
 //! minijinja limits the steps of a template, but not what a step may do: a loop that doubles a text fills any memory within fifty steps,
 //! and a step on a long text takes long. Only an allocator sees that. So the programs' allocator (`cli::process_limits`) counts here what
 //! the rendering thread allocates, and ends the process if that is too much. It cannot return an error instead: a failed allocation of a
-//! text aborts. A program with another allocator has no such limit.
+//! text aborts. A program with another allocator has no such limit. Nor can an overflow of the stack be an error.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};
@@ -37,6 +37,8 @@ pub enum Excess {
     Memory,
     /// It takes too long.
     Time,
+    /// It has built a value of so many levels that printing or dropping it overflows the stack.
+    Depth,
 }
 
 /// While it lives, this thread renders a template.
@@ -62,6 +64,11 @@ impl Drop for Limited {
     fn drop(&mut self) {
         STATE.set(None);
     }
+}
+
+/// True if this thread renders a template. A signal handler may ask.
+pub fn is_rendering() -> bool {
+    STATE.get().is_some()
 }
 
 /// Called by an allocator: this thread's memory grows by `bytes`, or shrinks if that is negative.
