@@ -3,10 +3,11 @@
 //! Its tokens are compared with those that Hugging Face transformers computed for the same checkpoint. Several ranks, lost
 //! ranks and exit statuses are tested through mpk-run (`tests/tests`), which runs on the same engine.
 
-use launch::engine::config::BackendChoice;
+use launch::engine::config::{BackendChoice, Progress};
 use launch::engine::{Engine, ErrorKind, Event, FinishReason, ModelSpec, Request, RunConfig, SamplingParams};
 use serde_json::Value;
 use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
 use std::task::Poll;
 use std::time::Duration;
 
@@ -63,6 +64,20 @@ fn requests_have_the_tokens_of_transformers_whatever_else_runs() {
     engine.shutdown(Duration::from_secs(60)).unwrap();
     let error = engine.submit(Request::tokens([1], 1)).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Stopped);
+}
+
+/// Otherwise a terminal keeps the bar.
+#[test]
+fn the_progress_of_loading_reaches_its_total() {
+    let seen = Arc::new(Mutex::new((0, 0)));
+    let of_engine = seen.clone();
+    let progress = Progress(Arc::new(move |bytes, total| {
+        let mut seen = of_engine.lock().unwrap();
+        *seen = (seen.0 + bytes, total);
+    }));
+    load("tiny", RunConfig { progress: Some(progress), ..config() });
+    let (bytes, total) = *seen.lock().unwrap();
+    assert!(bytes == total && total > 1_000_000, "{bytes} of {total}");
 }
 
 #[test]

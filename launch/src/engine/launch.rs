@@ -6,6 +6,7 @@ use crate::model::app_error::AppError;
 use distributed::fill::TensorSource;
 use distributed::plan::{RunOptions, Stall};
 use distributed::{Rank, World};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// How long a rank that ended early waits for the other ranks' reports.
@@ -47,11 +48,18 @@ pub fn load(
     let begin = Instant::now();
     let total = rank.constant_bytes();
     let progress = config.progress.as_ref().filter(|_| world.rank() == 0);
-    let result = rank.fill(threads, source, |bytes| {
+    let told = AtomicU64::new(0);
+    let tell = |bytes: u64| {
         if let Some(progress) = progress {
+            told.fetch_add(bytes, Ordering::Relaxed);
             (progress.0)(bytes, total);
         }
-    });
+    };
+    let result = rank.fill(threads, source, tell);
+    // The total also counts what is not loaded, such as padding.
+    if result.is_ok() {
+        tell(total.saturating_sub(told.load(Ordering::Relaxed)));
+    }
     let took = begin.elapsed();
     let (bytes, seconds) = (total as f64 / 1e9, took.as_secs_f64());
     tracing::info!("weights: {bytes:.3} GB in {seconds:.2} s, {:.2} GB/s", bytes / seconds.max(1e-9));
