@@ -22,7 +22,7 @@ pub enum ErrorKind {
 }
 
 /// An error of the engine.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct Error {
     kind: ErrorKind,
     message: String,
@@ -96,6 +96,13 @@ impl Display for Error {
     }
 }
 
+/// As text: this is what a program prints whose `main` returns the error.
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        Display::fmt(self, f)
+    }
+}
+
 impl std::error::Error for Error {}
 
 impl From<Error> for AppError {
@@ -115,5 +122,18 @@ impl From<AppError> for Error {
 impl From<crate::model::error::InputError> for Error {
     fn from(error: crate::model::error::InputError) -> Error {
         AppError::from(error).into()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_that_returns_the_error_prints_its_text() {
+        let error = Error::new(ErrorKind::Input, "no prompt").with_help("give one");
+        assert_eq!(format!("{error:?}"), "no prompt; give one");
+        let error = AppError::from(Error { rank: Some(2), ..error });
+        assert_eq!(format!("{error:?}"), "rank 2: no prompt; give one");
     }
 }

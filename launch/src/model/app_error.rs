@@ -5,7 +5,7 @@ use kernels_cu::gpu::GpuError;
 use std::fmt::{self, Display};
 
 /// An error that ends the program.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct AppError {
     /// 2 bad input or usage, 3 the environment lacks something, 4 the run failed.
     pub status: i32,
@@ -43,6 +43,13 @@ impl Display for AppError {
             Some(help) => write!(f, "; {help}"),
             None => Ok(()),
         }
+    }
+}
+
+/// As text: this is what a program prints whose `main` returns the error.
+impl fmt::Debug for AppError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        Display::fmt(self, f)
     }
 }
 
