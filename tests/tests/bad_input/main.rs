@@ -259,8 +259,11 @@ fn sizes_that_overflow() {
     let fixture = || ModelFile::of_fixture("mistral");
     let model = fixture().set("max_seq_len", u32::MAX).set("max_batch", 4096);
     model_refused_on_all_ranks("tokens", &model, &["too large", "max_seq_len"]);
-    let model = fixture().set("runtime.kv_pages", u32::MAX).set("page_size", 1u32 << 31);
+    let model = fixture().set("runtime.kv_pages", i32::MAX).set("page_size", 1u32 << 31);
     model_refused("KV", &model, &["too large"]);
+    for field in ["runtime.kv_pages", "runtime.prefill_chunk"] {
+        model_refused(field, &fixture().set(field, u32::MAX), &[field, "at most 2147483647"]);
+    }
     model_refused("slots", &fixture().set("max_batch", 5000), &["max_batch", "4096"]);
     model_refused("past 32 bits", &fixture().set("max_seq_len", 1u64 << 32), &["max_seq_len"]);
     model_refused("hidden size", &config_with("hidden_size", json!(u32::MAX)), &["4294967295"]);

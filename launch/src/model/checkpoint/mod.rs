@@ -73,7 +73,7 @@ impl Checkpoint {
                     return Err(InputError::Tensor {
                         path: shard.path.clone(),
                         tensor,
-                        problem: format!("this file is missing, although {INDEX_FILE} lists it"),
+                        problem: format!("is not in this file, although {INDEX_FILE} lists it there"),
                     });
                 }
                 checkpoint.tensors.insert(tensor, checkpoint.shards.len());

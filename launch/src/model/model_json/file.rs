@@ -349,6 +349,9 @@ impl ModelJson {
         for (place, value, largest) in [
             ("max_batch", self.max_batch, LARGEST_MAX_BATCH),
             ("runtime.workers", self.runtime.workers, LARGEST_WORKERS),
+            // Dimensions of tensors.
+            ("runtime.prefill_chunk", self.runtime.prefill_chunk, i32::MAX as u32),
+            ("runtime.kv_pages", self.runtime.kv_pages, i32::MAX as u32),
         ] {
             if let Some(value) = value.filter(|&value| value > largest) {
                 return error(place, format!("must be at most {largest}, found {value}"));

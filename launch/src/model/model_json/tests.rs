@@ -259,7 +259,7 @@ fn sizes_that_overflow_are_refused() {
     let deep = config(json!({"num_hidden_layers": 16384, "hidden_size": 16, "num_attention_heads": 1,
         "num_key_value_heads": 1, "head_dim": 1048576, "intermediate_size": 1, "vocab_size": 8}));
     refuse(
-        r#""max_batch": 1, "max_seq_len": 4294967295, "page_size": 1, "runtime": {"kv_pages": 4294967295}"#,
+        r#""max_batch": 1, "max_seq_len": 4294967295, "page_size": 1, "runtime": {"kv_pages": 2147483647}"#,
         &deep,
         "KV cache",
     );
