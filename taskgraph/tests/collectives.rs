@@ -327,3 +327,23 @@ fn whole_numbers_are_not_summed() {
     let error = build_all(&g, &registry(), &o).unwrap_err().to_string();
     assert!(error.contains("allreduce sums f32, bf16 or f16, but `x` is i32; let its producer"), "{error}");
 }
+
+/// A rank loads one range of a weight's columns. With several, it loaded only the first.
+#[test]
+fn columns_of_a_weight_are_split_in_one_part() {
+    let mut g = OpGraph::new("parts", capacity());
+    let x = g.input("x", DType::F32, &[4, 16]);
+    let w = g.weight("w", DType::F32, &[20, 16], None);
+    let part = |len| taskgraph::split::Part { len, split: EVEN };
+    g.tensor_mut(w).sharding = Sharding::Split { dim: 1, parts: vec![part(6), part(10)] };
+    let y = g.op("y", "linear", &[x, w], Attrs::new());
+    g.tensor_mut(y).output = true;
+    for world in [1, 2] {
+        let o = BuildOptions::new(world, Target::cpu(2));
+        let error = build_all(&g, &registry(), &o).unwrap_err().to_string();
+        assert!(
+            error.contains("`w`") && error.contains("columns are split in 2 parts; split them in one"),
+            "{error}"
+        );
+    }
+}

@@ -283,6 +283,15 @@ fn check_tensor(tensor: &Tensor) -> Result<(), BuildError> {
             }
         }
     }
+    if let (Role::Weight { .. }, Sharding::Split { dim: 1.., parts }) = (&tensor.role, &tensor.sharding)
+        && parts.len() > 1
+    {
+        // A rank loads one range of columns.
+        return error(format!(
+            "is a weight whose columns are split in {} parts; split them in one part, or split its rows",
+            parts.len()
+        ));
+    }
     if let Role::Weight { parts } = &tensor.role {
         let tail = &tensor.dims[1..];
         let rows = parts.iter().try_fold(0u64, |sum, p| sum.checked_add(*p.dims.first()?));
