@@ -424,3 +424,25 @@ fn outputs_as_text() {
         assert_eq!(finished.stdout, "y f32 [1, 2]: 1.5 -0.75\n");
     }
 }
+
+/// Kernels count the rows of the batch, not those of a tensor. So rows 2 and 3 of this constant would never be read, and its norm's
+/// last rows would be zeros.
+#[test]
+fn rows_of_the_batch_are_as_many_as_the_graph_has() {
+    let (rows, k) = (4, 6);
+    let (x, w) = (values(31, rows * k), values(32, k));
+    let ops = [op("rmsnorm", &["x", "w"], &["y"], json!({"eps": 0.01}))];
+    let model = |kind: &str, counts: &str| {
+        let mut given = json!({"name": "x", "kind": kind, "dtype": "f32", "dims": [rows, k], "rows": counts});
+        if kind != "persistent" {
+            given["data"] = json!({"values": x});
+        }
+        graph(2, &[given, tensor("w", "weight", "f32", &[k], &w)], &ops)
+    };
+    for (kind, counts) in [("constant", "tokens"), ("persistent", "samples"), ("input", "tokens")] {
+        let run = Job::new(1).arg(model(kind, counts).path()).run().expect(2).expect_nothing_left();
+        assert!(run.stderr.contains("`x` has 4 rows, but `graph."), "{}", run.stderr);
+        assert!(run.stderr.contains("if `x` has others, set it to \"fixed\""), "{}", run.stderr);
+    }
+    check(&model("constant", "fixed"), &[1], [rows, k], &reference::rmsnorm(&x, &w, 0.01), "fixed rows");
+}

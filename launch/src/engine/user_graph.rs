@@ -58,19 +58,24 @@ fn check_outputs(model: &ModelJson, graph: &OpGraph) -> Result<(), AppError> {
     )))
 }
 
-/// Checks that inputs have exactly as many rows as the graph, because kernels count rows, not bytes.
+/// Checks that tensors whose rows are those of the batch have exactly as many rows as the graph, because kernels count rows, not
+/// bytes. Tensors of more dimensions are not matrices of rows; the operators check those.
 fn check_input_rows(model: &ModelJson, graph: &OpGraph) -> Result<(), AppError> {
-    for tensor in graph.tensors.iter().filter(|t| matches!(t.role, Role::Input | Role::Activation)) {
-        let (wanted, of) = match tensor.rows {
-            Rows::Tokens => (graph.capacity.rows, "rows"),
-            Rows::Samples => (graph.capacity.samples, "samples"),
+    for tensor in graph.tensors.iter().filter(|t| !matches!(t.role, Role::Weight { .. })) {
+        let (wanted, of, field) = match tensor.rows {
+            Rows::Tokens => (graph.capacity.rows, "rows", "tokens"),
+            Rows::Samples => (graph.capacity.samples, "samples", "samples"),
             Rows::Fixed => continue,
         };
-        let Some(&rows) = tensor.dims.get(tensor.dims.len().saturating_sub(2)) else { continue };
+        let ([rows] | [rows, _]) = tensor.dims[..] else { continue };
         if rows != u64::from(wanted) {
             return Err(AppError::input(format!(
                 "{}: `graph.tensors`: `{}` has {rows} rows, but `graph.{of}` is {wanted}",
                 model.file(),
+                tensor.name
+            ))
+            .with_help(format!(
+                "a tensor with \"rows\": \"{field}\" has the rows of the graph; if `{}` has others, set it to \"fixed\"",
                 tensor.name
             )));
         }
