@@ -328,6 +328,26 @@ fn whole_numbers_are_not_summed() {
     assert!(error.contains("allreduce sums f32, bf16 or f16, but `x` is i32; let its producer"), "{error}");
 }
 
+/// An iteration may sample no row, and a push of no row orders nothing: with three ranks, the verifier refused the graph.
+#[test]
+fn sums_of_sampled_rows_are_not_pushed() {
+    let mut g = OpGraph::new("sampled", capacity());
+    let x = g.input("x", DType::F32, &[4, 16]);
+    g.tensor_mut(x).rows = Rows::Samples;
+    let w = g.weight("w", DType::F32, &[20, 16], Some((1, EVEN)));
+    let a = g.op("a", "linear", &[x, w], Attrs::new());
+    let y = g.op("y", "allreduce", &[a], Attrs::new());
+    g.tensor_mut(y).output = true;
+    for world in [2, 3, 5] {
+        for o in every_option(world, 2) {
+            check(&g, &o);
+        }
+    }
+    let o = BuildOptions { allreduce: Allreduce::OneShot, ..BuildOptions::new(3, Target::cpu(2)) };
+    let notes = Builder::new(&g, &registry(), &o).unwrap().notes().join(" ");
+    assert!(notes.contains("it has sampled rows, and there may be none"), "{notes}");
+}
+
 /// A rank loads one range of a weight's columns. With several, it loaded only the first.
 #[test]
 fn columns_of_a_weight_are_split_in_one_part() {

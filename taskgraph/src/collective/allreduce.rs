@@ -7,7 +7,7 @@ use super::sum::{OWNED_ROWS, Shares, Sum, Way, row_blocks, tiles, two_shot_tiles
 use crate::attribute::{Attribute, AttributeKind};
 use crate::blocks::Blocks;
 use crate::dtype::DType;
-use crate::op_graph::Attrs;
+use crate::op_graph::{Attrs, Rows};
 use crate::split::Sharding;
 use crate::target::Backend;
 use crate::task_graph::Allreduce;
@@ -247,8 +247,10 @@ fn choose(op: &CollectiveOp<'_>, notes: &mut Vec<String>) -> Way {
     let over_nodes = last_node > 0 && last_node + 1 < world;
     let dtype = source.ty.dtype;
     let bytes = source.ty.dims.iter().product::<u64>() * dtype.size();
+    // An iteration may sample no row. Then no word is pushed, so the words order nothing between iterations.
+    let sampled = source.ty.rows == Rows::Samples;
     // A flagged word holds an f32.
-    let can_push = op.can_push && dtype == DType::F32;
+    let can_push = op.can_push && dtype == DType::F32 && !sampled;
     let mut way = match options.allreduce {
         Allreduce::CopyReduce => Way::CopyReduce,
         Allreduce::OneShot => Way::OneShot,
@@ -275,6 +277,7 @@ fn choose(op: &CollectiveOp<'_>, notes: &mut Vec<String>) -> Way {
         };
         let why = match op.can_push {
             true if can_push => format!("it is larger than {} MiB", MOST_ONE_SHOT_BYTES >> 20),
+            true if sampled => "it has sampled rows, and there may be none".to_string(),
             true => format!("its input is {dtype}, and only f32 can be pushed"),
             false => "the producer of its input cannot push it".to_string(),
         };
