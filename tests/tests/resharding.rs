@@ -286,6 +286,44 @@ fn a_persistent_tensor_is_resharded_again_after_it_was_written() {
     }
 }
 
+/// A collective sends the value that a persistent tensor has, although a later operator writes that tensor: the puts read a copy. The
+/// second iteration sends what the first one wrote.
+#[test]
+fn a_persistent_tensor_is_sent_before_it_is_written() {
+    let n = 6;
+    let (x, w) = (exact(44, ROWS * n), exact(45, n * n));
+    let product = reference::linear(&x, &w, n, None);
+    let expected: Vec<f64> = product.iter().zip(&x).map(|(a, b)| a + b).collect();
+    let to_rows = json!({"shard": even(0)});
+    for (collective, state, of_w, attrs) in [
+        ("all_to_all", even(1), even(0), to_rows.clone()),
+        ("allreduce", json!("partial"), even(1), json!({})),
+        ("reduce_scatter", json!("partial"), even(1), to_rows),
+    ] {
+        let tensors = [
+            tensor("x", "input", "f32", &[ROWS, n], &x, json!("replicated")),
+            tensor("w", "weight", "f32", &[n, n], &w, of_w),
+            json!({"name": "s", "kind": "persistent", "dtype": "f32", "dims": [ROWS, n], "rows": "tokens", "shard": state}),
+        ];
+        let ops = [
+            op(collective, &["s"], &["old"], attrs),
+            op("linear", &["x", "w"], &["s"], json!({})),
+            op("add", &["old", "x"], &["y"], json!({})),
+        ];
+        let model = graph(&tensors, &ops, &["y"]);
+        for placement in ["static", "dynamic"] {
+            let how = ["--iterations", "2", "--placement", placement];
+            let run = Job::new(2).arg(model.path()).args(how).run_json();
+            for (found, expected) in run.outputs["y"].values.iter().zip(&expected) {
+                assert!(
+                    (found - expected).abs() <= 1e-5,
+                    "{collective}, {placement}: {found}, not {expected}"
+                );
+            }
+        }
+    }
+}
+
 /// A user's slice of a persistent tensor, or on one rank any collective of it, is a copy: it keeps the value that it read.
 #[test]
 fn a_slice_keeps_the_value_that_it_read() {

@@ -73,8 +73,9 @@ impl Plan {
             if let Some(cut) = &cuts[index] {
                 plan.op_names.push(op.name.clone());
                 let buffers = pushed_into.remove(&index);
+                let inputs = plan.kept_inputs(&graph, index, cut);
                 first_copy.insert(op.outputs[0], plan.slots.len() as u32);
-                plan.add_collective(&graph, index, cut, buffers)?;
+                plan.add_collective(&graph, index, cut, buffers, &inputs)?;
                 continue;
             }
             let pushed = uses.pushed_by(&graph, index, &cuts);
@@ -241,12 +242,39 @@ impl Plan {
             .collect()
     }
 
+    /// The inputs of a collective. Its puts may still read a persistent tensor when a later operator of the graph writes that. So they
+    /// read a copy.
+    fn kept_inputs(&mut self, graph: &OpGraph, index: usize, cut: &Cut) -> Vec<u32> {
+        let op = &graph.ops[index];
+        let reads =
+            |step: &Step, input| matches!(step, Step::Exchange(e) if e.source == Operand::Input(input));
+        let sent = |input| cut.lowered.steps.iter().any(|step| reads(step, input));
+        let mut inputs = op.inputs.clone();
+        for (input, tensor) in inputs.iter_mut().enumerate() {
+            let source = &graph.tensors[*tensor as usize];
+            if matches!(source.role, Role::Persistent { .. })
+                && graph.ops[index + 1..].iter().any(|later| later.outputs.contains(tensor))
+                && sent(input)
+            {
+                let name = format!("{}.kept", source.name);
+                let copy = Tensor { name, role: Role::Activation, output: false, ..source.clone() };
+                let mut copy = plan_tensor(index, &copy, self.options.world);
+                copy.source = None;
+                let copy = self.add_tensor(copy);
+                self.add_copy(source, *tensor, copy);
+                *tensor = copy;
+            }
+        }
+        inputs
+    }
+
     fn add_collective(
         &mut self,
         graph: &OpGraph,
         index: usize,
         cut: &Cut,
         buffers: Option<Vec<u32>>,
+        inputs: &[u32],
     ) -> Result<(), BuildError> {
         let (op, lowered) = (&graph.ops[index], &cut.lowered);
         let (source, output) =
@@ -287,7 +315,7 @@ impl Plan {
             self.tensors[written as usize].alias = alias(buffers[*buffer], placed);
         }
         let resolve = |operand: &Operand| match *operand {
-            Operand::Input(i) => op.inputs[i],
+            Operand::Input(i) => inputs[i],
             Operand::Output => written,
             Operand::Buffer(b) => buffers[b],
         };
