@@ -56,6 +56,19 @@ fn a_view_beyond_its_region_is_refused() {
     expect(&found, ViolationKind::Unordered, &[(0, a), (0, b)], &["'l0.partial' [0..1, 6..7]"]);
 }
 
+/// The strides of a tensor without elements may be 0, so nothing can be divided by them.
+#[test]
+fn elements_of_a_tensor_without_elements_are_refused() {
+    let graphs = chain(2, 2, 2, 2, Lowering::Copy);
+    let a = find(&graphs[0], "l0.linear", 0);
+    let found = broken(2, 2, Lowering::Copy, |g| {
+        let operand = g[0].operands[g[0].tasks[a as usize].first_operand as usize + 2];
+        let tensor = &mut g[0].tensors[operand.tensor as usize];
+        (tensor.dims[0], tensor.strides) = (0, vec![0, 0]);
+    });
+    expect(&found, ViolationKind::Structure, &[(0, a)], &["has elements, but the tensor [0, 8] has none"]);
+}
+
 #[test]
 fn a_copy_into_another_shape_is_refused() {
     let graphs = chain(2, 2, 2, 2, Lowering::Copy);

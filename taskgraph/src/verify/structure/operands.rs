@@ -101,6 +101,10 @@ impl RankCheck<'_> {
                 tensor.bytes
             ));
         }
+        // Strides of such a tensor may be 0.
+        if !empty && tensor.dims.contains(&0) {
+            return Some(format!("of '{name}' has elements, but the tensor {:?} has none", tensor.dims));
+        }
         if !operand.offset.is_multiple_of(tensor.dtype.size()) {
             return Some(format!("of '{name}' starts at byte {}, inside an element", operand.offset));
         }
