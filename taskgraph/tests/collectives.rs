@@ -367,3 +367,19 @@ fn columns_of_a_weight_are_split_in_one_part() {
         );
     }
 }
+
+/// Two splits of one dimension are told apart.
+#[test]
+fn splits_of_one_dimension_are_shown_as_they_are() {
+    let mut g = OpGraph::new("into", capacity());
+    let x = g.input("x", DType::F32, &[4, 16]);
+    let s = g.persistent("s", DType::F32, &[4, 16]);
+    g.tensor_mut(s).sharding = Sharding::split(1, 16, Split::Even { unit: 4 });
+    g.op_into("s", "slice", &[x], &[s], attrs(json!({"shard": {"dim": 1, "kind": "even"}})));
+    let error = build_all(&g, &registry(), &BuildOptions::new(2, Target::cpu(2))).unwrap_err().to_string();
+    let wanted = [
+        r#"persistent and split as {"dim":1,"kind":"even","unit":4}"#,
+        r#"is split as {"dim":1,"kind":"even","unit":1}"#,
+    ];
+    assert!(wanted.iter().all(|w| error.contains(w)), "{error}");
+}

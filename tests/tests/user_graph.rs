@@ -446,3 +446,45 @@ fn rows_of_the_batch_are_as_many_as_the_graph_has() {
     }
     check(&model("constant", "fixed"), &[1], [rows, k], &reference::rmsnorm(&x, &w, 0.01), "fixed rows");
 }
+
+/// A cache is known by slots, heads and splits, whose numbers only the user knows.
+#[test]
+fn a_cache_without_region_dims_is_refused() {
+    let (rows, key_value, size) = (4, 2, 6);
+    let width = 3 * key_value * size;
+    let tensors = [
+        tensor("qkv", "input", "f32", &[rows, width], &values(33, rows * width)),
+        json!({"name": "cache", "kind": "persistent", "dtype": "f32", "dims": [1, 2 * key_value, 4, size]}),
+        tensor("rope", "constant", "f32", &[rows, size], &values(34, rows * size)),
+    ];
+    let heads = json!({"heads": key_value, "kv_heads": key_value, "head_dim": size});
+    let model = graph(rows, &tensors, &[op("attention", &["qkv", "cache", "rope"], &["y", "cache"], heads)]);
+    let run = Job::new(1).arg(model.path()).run().expect(2).expect_nothing_left();
+    let wanted = "`cache` needs `region_dims`, [active, key-value heads, splits], such as [1, 2, 16]";
+    assert!(run.stderr.contains(wanted), "{}", run.stderr);
+}
+
+/// What the file gives must be what the graph computes with.
+#[test]
+fn values_and_tokens_that_do_not_fit_are_refused() {
+    let refused = |model: &ModelFile, wanted: &str| {
+        let run = Job::new(1).arg(model.path()).run().expect(2).expect_nothing_left();
+        assert!(run.stderr.contains(wanted), "{}", run.stderr);
+    };
+    for (dtype, value, wanted) in
+        [("f32", 1e39, "1e39"), ("f16", 65520.0, "6.552e4"), ("bf16", -3.4e38, "-3.4e38")]
+    {
+        let mut tensors = [tensor("x", "input", dtype, &[1, 2], &[0.0, value])];
+        tensors[0]["rows"] = json!("fixed");
+        let model = graph(1, &tensors, &[op("slice", &["x"], &["y"], json!({"shard": even(1)}))]);
+        refused(&model, &format!("`x`: {wanted} is too large for {dtype}"));
+    }
+    let table = tensor("table", "weight", "f32", &[3, 2], &values(35, 6));
+    for (tokens, wanted) in [
+        (json!([0, 1, 2]), "give the tokens of the graph's 2 rows in generate.prompt_tokens[0], which has 3"),
+        (json!([0, 4_000_000_000_u32]), "token 4000000000 is outside the table, which has 3 rows"),
+    ] {
+        let ops = [op("embedding", &["table"], &["y"], json!({}))];
+        refused(&graph(2, &[table.clone()], &ops).set("generate.prompt_tokens", json!([tokens])), wanted);
+    }
+}

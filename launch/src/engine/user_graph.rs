@@ -260,6 +260,14 @@ fn sequences(model: &ModelJson, graph: &OpGraph) -> Result<Sequences, AppError> 
         match op.op_type.as_str() {
             "attention" => {
                 let Some([pages, _, size, _]) = input(1).map(|t| &t.dims[..]) else { continue };
+                if let Some(cache) = input(1).filter(|t| t.role == (Role::Persistent { region_dims: None })) {
+                    let heads = cache.dims[1] / 2;
+                    let problem = format!(
+                        "`{}` needs `region_dims`, [active, key-value heads, splits], such as [{}, {heads}, 16]",
+                        cache.name, graph.capacity.active
+                    );
+                    return Err(error(&op.name, problem));
+                }
                 if *page_size.get_or_insert(*size) != *size {
                     return Err(error(&op.name, "all KV caches of a graph have the same page size".into()));
                 }
@@ -284,11 +292,15 @@ fn sequences(model: &ModelJson, graph: &OpGraph) -> Result<Sequences, AppError> 
             }
             "embedding" => {
                 let vocabulary = input(0).and_then(|t| t.dims.first().copied()).unwrap_or(0);
-                if tokens.len() < rows as usize {
-                    let problem = format!("give the {rows} rows' tokens in generate.prompt_tokens[0]");
+                if tokens.len() != rows as usize {
+                    let problem = format!(
+                        "give the tokens of the graph's {} in generate.prompt_tokens[0], which has {}",
+                        counted(rows, "row"),
+                        tokens.len()
+                    );
                     return Err(error(&op.name, problem));
                 }
-                if let Some(bad) = tokens.iter().find(|&&t| t < 0 || t as u64 >= vocabulary) {
+                if let Some(bad) = lists.iter().flatten().find(|&&t| u64::from(t) >= vocabulary) {
                     return Err(error(
                         &op.name,
                         format!("token {bad} is outside the table, which has {vocabulary} rows"),

@@ -116,7 +116,7 @@ fn given_values(model: &ModelJson, tensor: &Tensor, values: &[f64]) -> Result<Ve
     let range = match tensor.dtype {
         DType::I32 => f64::from(i32::MIN)..=f64::from(i32::MAX),
         DType::U32 => 0.0..=f64::from(u32::MAX),
-        _ => return Ok(values.iter().map(|&v| v as f32).collect()),
+        dtype => return given_floats(model, tensor, dtype, values),
     };
     let fits = |v: f64| range.contains(&v) && v.fract() == 0.0 && f64::from(v as f32) == v;
     if let Some(bad) = values.iter().find(|&&v| !fits(v)) {
@@ -125,6 +125,28 @@ fn given_values(model: &ModelJson, tensor: &Tensor, values: &[f64]) -> Result<Ve
             model.file(),
             tensor.name,
             tensor.dtype
+        )));
+    }
+    Ok(values.iter().map(|&v| v as f32).collect())
+}
+
+/// A listed number must not become infinity in the tensor's type: the results would not be numbers.
+fn given_floats(
+    model: &ModelJson,
+    tensor: &Tensor,
+    dtype: DType,
+    values: &[f64],
+) -> Result<Vec<f32>, AppError> {
+    let stored = |v: f64| match dtype {
+        DType::F16 => half::f16::from_f64(v).to_f64(),
+        DType::Bf16 => half::bf16::from_f64(v).to_f64(),
+        _ => f64::from(v as f32),
+    };
+    if let Some(bad) = values.iter().find(|&&v| stored(v).is_infinite()) {
+        return Err(AppError::input(format!(
+            "{}: `graph.tensors`: `{}`: {bad:e} is too large for {dtype}",
+            model.file(),
+            tensor.name
         )));
     }
     Ok(values.iter().map(|&v| v as f32).collect())

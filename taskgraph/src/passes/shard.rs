@@ -141,15 +141,13 @@ impl Sharder<'_> {
                 // that it knows by pages.
                 let plain = tensor.role == (Role::Persistent { region_dims: None });
                 if !plain || op.inputs.contains(&output) || self.registry.collective(&op.op_type).is_some() {
+                    let (declared, written) = both_in_words(&tensor.sharding, &sharding);
                     return Err(BuildError::op(
                         &op.name,
                         format!(
-                            "writes `{}`, which is persistent and {}, but on {} ranks its output is {}; write an \
-                             activation instead",
-                            tensor.name,
-                            in_words(&tensor.sharding),
-                            self.world,
-                            in_words(&sharding)
+                            "writes `{}`, which is persistent and {declared}, but on {} ranks its output is {written}; write \
+                             an activation instead",
+                            tensor.name, self.world
                         ),
                     ));
                 }
@@ -282,6 +280,15 @@ fn in_words(sharding: &Sharding) -> String {
         Sharding::Partial => "a partial sum".into(),
         Sharding::Split { dim, .. } => format!("split in dimension {dim}"),
     }
+}
+
+/// The same for two shardings that differ. Two splits of one dimension are shown as in a tensor's `shard`.
+fn both_in_words(a: &Sharding, b: &Sharding) -> (String, String) {
+    let exact = |sharding| match shard_to_value(sharding) {
+        Some(shard) => format!("split as {shard}"),
+        None => in_words(sharding),
+    };
+    if in_words(a) == in_words(b) { (exact(a), exact(b)) } else { (in_words(a), in_words(b)) }
 }
 
 /// The message for a given tensor whose `shard` must be `to`.
