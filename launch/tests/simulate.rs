@@ -128,6 +128,28 @@ fn bad_input_ends_with_status_2_and_names_the_place() {
     refused(&[], &["--context", "100", "--graph", "decode-3"], "decode-3");
     let output = run(&model, Path::new("/no/such/cluster.json"), &[]);
     assert_eq!(output.status.code(), Some(2));
+    let empty = folder.path().join("empty.json");
+    std::fs::write(&empty, "").unwrap();
+    let message = String::from_utf8_lossy(&run(&model, &empty, &[]).stderr).into_owned();
+    assert!(message.contains("empty.json: EOF while parsing"), "{message}");
+}
+
+/// The graphs of 4,096 ranks take minutes to build. A cluster without a network is refused before.
+#[test]
+fn ranks_without_a_network_are_refused_at_once() {
+    let folder = TempDir::new().unwrap();
+    let path = cluster(&folder, &[]);
+    let mut cluster: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    cluster.as_object_mut().unwrap().remove("network");
+    std::fs::write(&path, cluster.to_string()).unwrap();
+    let mlp = Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/graph/mlp.json");
+    let output = run(&mlp, &path, &["--ranks", "4096"]);
+    let message = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(2), "{message}");
+    assert!(
+        message.contains("4096 ranks take 512 nodes of 8 ranks, but the cluster file has no `network`"),
+        "{message}"
+    );
 }
 
 #[test]

@@ -15,7 +15,7 @@ use crate::model::model_source::ModelSource;
 use clap::Args;
 use distributed::nodes::Nodes;
 use serde::Serialize;
-use simulate::{Cluster, Load, SimulateError, simulate, timeline};
+use simulate::{Cluster, Load, SimulateError, check_network, simulate, timeline};
 use std::path::{Path, PathBuf};
 use taskgraph::words::counted;
 use taskgraph::{OpGraph, Target, TaskGraph, target};
@@ -164,13 +164,15 @@ pub fn run(args: &SimulateArgs) -> Result<String, AppError> {
             op_graph.name
         )));
     }
+    let failed = |e: SimulateError| match e {
+        SimulateError::NoNetwork { .. } => AppError::input(format!("{}: {e}", args.cluster.display())),
+        SimulateError::Stuck { .. } => AppError::failed(e.to_string()),
+    };
+    check_network(&cluster, args.ranks).map_err(failed)?;
     let (graphs, allreduce) = graphs_of(args, &model, &cluster, op_graph, target)?;
     let load = Load { active: batch, context: args.context };
     let registry = kernels_cu::registry::registry();
-    let outcome = simulate(&graphs, &registry, &cluster, load).map_err(|e| match e {
-        SimulateError::NoNetwork { .. } => AppError::input(format!("{}: {e}", args.cluster.display())),
-        SimulateError::Stuck { .. } => AppError::failed(e.to_string()),
-    })?;
+    let outcome = simulate(&graphs, &registry, &cluster, load).map_err(failed)?;
     if let Some(path) = &args.trace {
         files::write(path, |out| timeline::write(&outcome, &graphs, graphs.len(), out))
             .map_err(|e| files::failed(path.display(), &e))?;

@@ -12,9 +12,9 @@ pub const SCHEMA: &str = "mpk-cluster/1";
 #[derive(Debug, Error)]
 pub enum ClusterError {
     /// The file is not JSON, or has an unknown field or a wrong type.
-    #[error("{place}: {problem}")]
+    #[error("{place}{problem}")]
     Syntax {
-        /// The place in the file.
+        /// The place in the file, with a colon. Empty for the file itself.
         place: String,
         /// What is wrong there.
         problem: String,
@@ -153,7 +153,7 @@ impl Cluster {
         let reader = &mut serde_json::Deserializer::from_str(text);
         let cluster: Cluster =
             serde_path_to_error::deserialize(reader).map_err(|e| ClusterError::Syntax {
-                place: e.path().to_string(),
+                place: Some(e.path().to_string()).filter(|p| p != ".").map_or_else(String::new, |p| p + ": "),
                 problem: taskgraph::json::plain(&e.inner().to_string()),
             })?;
         cluster.check()?;

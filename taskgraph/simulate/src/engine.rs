@@ -79,6 +79,18 @@ struct Engine<'a> {
     count: u64,
 }
 
+/// Checks that the cluster has a network if `ranks` ranks need one. Tells so before graphs are built for them.
+///
+/// # Errors
+/// The cluster has no network, but the ranks do not fit one node.
+pub fn check_network(cluster: &Cluster, ranks: u32) -> Result<(), SimulateError> {
+    let nodes = cluster.nodes(ranks).last().map_or(1, |last| last + 1);
+    if nodes > 1 && cluster.network.is_none() {
+        return Err(SimulateError::NoNetwork { ranks, nodes, per_node: cluster.ranks_per_node });
+    }
+    Ok(())
+}
+
 /// Runs one iteration of all ranks' graphs.
 ///
 /// # Errors
@@ -90,10 +102,7 @@ pub fn simulate(
     load: Load,
 ) -> Result<Outcome, SimulateError> {
     let world = graphs.len() as u32;
-    let nodes = cluster.nodes(world).last().map_or(1, |last| last + 1);
-    if nodes > 1 && cluster.network.is_none() {
-        return Err(SimulateError::NoNetwork { ranks: world, nodes, per_node: cluster.ranks_per_node });
-    }
+    check_network(cluster, world)?;
     let flagged = flagged(graphs);
     let ranks = graphs.iter().map(|graph| rank(graph, registry, load, &flagged)).collect();
     let mut engine = Engine {

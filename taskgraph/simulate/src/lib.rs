@@ -18,7 +18,7 @@ pub mod timeline;
 mod work;
 
 pub use cluster::{Cluster, ClusterError};
-pub use engine::{SimulateError, simulate};
+pub use engine::{SimulateError, check_network, simulate};
 pub use time::Ps;
 pub use timeline::{Outcome, Record, Waited};
 pub use work::Load;
