@@ -246,9 +246,15 @@ pub trait TaskType: Debug + Send + Sync {
     }
 
     /// Inputs (by their place among the reads) of which a task reads only the rows that data select, such as an embedding
-    /// table, however large its view is. The simulator assumes that such a read is no larger than what the task writes.
+    /// table or the rows of slots, however large its view is. The simulator assumes that such a read is no larger than what the task writes.
     fn gathered_inputs(&self) -> &'static [usize] {
         &[]
+    }
+
+    /// Whether the kernel reads rows and packed weights together, step by step along k, and holds all sums meanwhile. Otherwise it
+    /// first prepares its rows, and then multiplies and stores one tile of the weight after the other. Only the simulator asks.
+    fn holds_sums(&self) -> bool {
+        false
     }
 
     /// Outputs that are written in place: pairs (input, output) that must be the same tensor. The kernel may write the output

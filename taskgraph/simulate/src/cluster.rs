@@ -83,6 +83,10 @@ pub struct Memory {
     pub gb_per_s: f64,
     /// Time from asking for a piece to its arrival, without other requests.
     pub latency_us: f64,
+    /// Share of the requests that wait at this memory for which an event's trigger or a flagged word waits too. 0: none; 1:
+    /// all of them.
+    #[serde(default)]
+    pub flag_share: f64,
 }
 
 /// One worker.
@@ -96,14 +100,33 @@ pub struct Worker {
     pub ring_bytes: u32,
     /// Maximum bytes in flight for the running task.
     pub in_flight_bytes: u32,
-    /// Maximum bytes in flight for tasks that have not begun.
+    /// Maximum bytes in flight for tasks that the worker has not reached.
     pub in_flight_ahead_bytes: u32,
+    /// Maximum bytes in flight for the task that the worker has reached but that still waits. Default:
+    /// `in_flight_ahead_bytes`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub in_flight_waiting_bytes: Option<u32>,
+    /// Whether the pages of a cache stream ahead as weights do. Otherwise a task reads them once it runs.
+    #[serde(default)]
+    pub pages_run_ahead: bool,
     /// Rate at which it takes weights from the ring, GB/s.
     pub stream_gb_per_s: f64,
+    /// The same for pages of a cache, where `pages_run_ahead`. Default: `stream_gb_per_s`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub page_gb_per_s: Option<f64>,
     /// Rate at which it reads or writes activations (L2 cache, other cores' caches), GB/s.
     pub near_gb_per_s: f64,
     /// Products with weights, GFLOP/s.
     pub gflop_per_s: f64,
+    /// Number of rows of a weight that a task multiplies together before it joins and stores their sums. 0: all.
+    #[serde(default)]
+    pub tile_rows: u32,
+    /// Time for each such tile, in addition to its bytes and products.
+    #[serde(default)]
+    pub tile_us: f64,
+    /// Time for each sum of a task that holds all its sums until the end, in nanoseconds: it joins, converts and stores them.
+    #[serde(default)]
+    pub sum_ns: f64,
 }
 
 /// Times of the protocol's steps.
@@ -120,6 +143,9 @@ pub struct Protocol {
     pub task_us: f64,
     /// Time of a task with work, in addition to its bytes and products.
     pub work_us: f64,
+    /// Additional time of a task that multiplies with weights: its rows must be ready before the first product.
+    #[serde(default)]
+    pub product_us: f64,
     /// Additional time of a task whose bytes are known only at run time (page tables, lengths): its loads depend on
     /// each other.
     pub indirect_us: f64,
@@ -196,6 +222,9 @@ impl Cluster {
         if self.worker.in_flight_bytes < self.worker.stage_bytes {
             return value("worker.in_flight_bytes", &self.worker.in_flight_bytes, "at least `stage_bytes`");
         }
+        if !(0.0..=1.0).contains(&self.memory.flag_share) {
+            return value("memory.flag_share", &self.memory.flag_share, "0 to 1");
+        }
         let mut rates = vec![
             ("memory.gb_per_s", self.memory.gb_per_s),
             ("worker.stream_gb_per_s", self.worker.stream_gb_per_s),
@@ -211,13 +240,17 @@ impl Cluster {
             ("protocol.flag_us", p.flag_us),
             ("protocol.task_us", p.task_us),
             ("protocol.work_us", p.work_us),
+            ("protocol.product_us", p.product_us),
             ("protocol.indirect_us", p.indirect_us),
             ("protocol.between_us", p.between_us),
             ("protocol.between_per_slot_us", p.between_per_slot_us),
             ("peer_link.flag_us", self.peer_link.flag_us),
             ("peer_link.put_us", self.peer_link.put_us),
             ("peer_link.message_us", self.peer_link.message_us),
+            ("worker.tile_us", self.worker.tile_us),
+            ("worker.sum_ns", self.worker.sum_ns),
         ];
+        rates.extend(self.worker.page_gb_per_s.map(|rate| ("worker.page_gb_per_s", rate)));
         if let Some(network) = &self.network {
             rates.push(("network.gb_per_s", network.gb_per_s));
             times.push(("network.flag_us", network.flag_us));

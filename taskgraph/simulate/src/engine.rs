@@ -4,6 +4,7 @@ use crate::cluster::Cluster;
 use crate::edges::{Flagged, flagged};
 use crate::rank_state::{Rank, rank};
 use crate::resources::{Message, Resources};
+use crate::stream::Kind;
 use crate::time::{Ps, at_rate, ps};
 use crate::timeline::{Outcome, Record, Waited};
 use crate::work::{Load, flagged_bytes};
@@ -61,7 +62,7 @@ enum Happening {
     Ask { rank: u32, worker: u32 },
     /// That data has arrived.
     Loaded { rank: u32, worker: u32 },
-    /// A piece of the weight stream has arrived.
+    /// A piece of the stream has arrived.
     Arrived { rank: u32, worker: u32 },
     /// A piece has been used.
     Used { rank: u32, worker: u32 },
@@ -132,19 +133,20 @@ impl Engine<'_> {
     }
 
     fn start(&mut self) {
+        let ahead = self.cluster.worker.pages_run_ahead;
         for rank in 0..self.ranks.len() as u32 {
             // Task 1 begins the graph.
             self.at(0, Happening::Trigger { rank, event: EventId::BEGIN });
             for worker in 0..self.ranks[rank as usize].graph.workers {
                 let r = &mut self.ranks[rank as usize];
                 if r.graph.placement == Placement::Static {
-                    let list = &r.graph.worker_lists[worker as usize];
-                    let coming = list.iter().map(|&t| (t, r.work[t as usize].streamed));
-                    r.workers[worker as usize].stream.coming =
-                        coming.filter(|(_, bytes)| *bytes > 0).collect();
-                    self.ask(rank, worker, 0);
+                    for &task in &r.graph.worker_lists[worker as usize] {
+                        let work = &r.work[task as usize];
+                        r.workers[worker as usize].stream.add(task, work.ahead(ahead), work.streamed);
+                    }
                 }
                 self.take(rank, worker, 0, 0);
+                self.ask(rank, worker, 0);
             }
         }
     }
@@ -169,8 +171,8 @@ impl Engine<'_> {
             return;
         };
         if r.graph.placement == Placement::Dynamic {
-            let bytes = r.work[task as usize].streamed;
-            w.stream.coming.extend((bytes > 0).then_some((task, bytes)));
+            let work = &r.work[task as usize];
+            w.stream.add(task, work.ahead(self.cluster.worker.pages_run_ahead), work.streamed);
         }
         if r.states[task as usize].needs == 0 {
             self.begin_at(rank, worker, now.max(free + ps(self.cluster.protocol.task_us)));
@@ -226,9 +228,11 @@ impl Engine<'_> {
             Happening::Begin { rank, worker } => self.begin(rank, worker, now),
             Happening::Ask { rank, worker } => {
                 let r = &mut self.ranks[rank as usize];
-                let paged = r.workers[worker as usize].task.map_or(0, |task| r.work[task as usize].paged);
-                r.bytes_read += paged;
-                let there = if paged > 0 { self.resources.read(rank, now, paged) } else { now };
+                let ahead = self.cluster.worker.pages_run_ahead;
+                let work = r.workers[worker as usize].task.map(|task| &r.work[task as usize]);
+                let bytes = work.map_or(0, |work| work.gathered + work.pages - work.ahead(ahead));
+                r.bytes_read += bytes;
+                let there = if bytes > 0 { self.resources.read(rank, now, bytes) } else { now };
                 self.at(there, Happening::Loaded { rank, worker });
             }
             Happening::Loaded { rank, worker } => {
@@ -236,21 +240,14 @@ impl Engine<'_> {
                 self.use_piece(rank, worker, now);
             }
             Happening::Arrived { rank, worker } => {
-                let stream = &mut self.ranks[rank as usize].workers[worker as usize].stream;
-                let bytes = stream.asked[stream.arrived].1;
-                stream.arrived += 1;
-                stream.on_the_way -= u64::from(bytes);
+                self.ranks[rank as usize].workers[worker as usize].stream.arrive();
                 self.ask(rank, worker, now);
                 self.use_piece(rank, worker, now);
             }
             Happening::Used { rank, worker } => {
                 let w = &mut self.ranks[rank as usize].workers[worker as usize];
                 w.using = false;
-                if let Some((_, bytes)) = w.stream.asked.pop_front() {
-                    w.stream.arrived -= 1;
-                    w.stream.in_ring -= u64::from(bytes);
-                    w.left -= u64::from(bytes);
-                }
+                w.left -= w.stream.used();
                 self.ask(rank, worker, now);
                 self.use_piece(rank, worker, now);
             }
@@ -275,32 +272,10 @@ impl Engine<'_> {
         }
     }
 
-    /// Asks for more pieces of the weight stream.
+    /// Asks for as many pieces of a worker's stream as the limits allow.
     fn ask(&mut self, rank: u32, worker: u32, now: Ps) {
-        let limits = &self.cluster.worker;
-        loop {
-            let r = &mut self.ranks[rank as usize];
-            let w = &mut r.workers[worker as usize];
-            let current = w.running.then_some(w.task).flatten();
-            let Some((task, left)) = w.stream.coming.front_mut() else { return };
-            let is_current = Some(*task) == current;
-            let piece = (*left).min(u64::from(limits.stage_bytes));
-            let flight = if is_current { limits.in_flight_bytes } else { limits.in_flight_ahead_bytes };
-            // Without a ring, a task's weights come while it runs; a piece always fits into an empty ring.
-            let ring =
-                if is_current { limits.ring_bytes.max(limits.in_flight_bytes) } else { limits.ring_bytes };
-            if w.stream.on_the_way + piece > u64::from(flight) || w.stream.in_ring + piece > u64::from(ring) {
-                return;
-            }
-            w.stream.asked.push_back((*task, piece as u32));
-            *left -= piece;
-            if *left == 0 {
-                w.stream.coming.pop_front();
-            }
-            w.stream.on_the_way += piece;
-            w.stream.in_ring += piece;
-            r.bytes_read += piece;
-            let there = self.resources.read(rank, now, piece);
+        while let Some(bytes) = self.ranks[rank as usize].ask(worker, &self.cluster.worker) {
+            let there = self.resources.read(rank, now, bytes);
             self.at(there, Happening::Arrived { rank, worker });
         }
     }
@@ -311,10 +286,14 @@ impl Engine<'_> {
         let w = &mut r.workers[worker as usize];
         let Some(task) = w.task else { return };
         let work = r.work[task as usize];
-        (w.begin, w.running, w.loaded, w.left) = (now, true, false, work.streamed);
+        (w.begin, w.running, w.loaded) = (now, true, false);
+        w.left = work.streamed + work.ahead(limits.pages_run_ahead);
         let mut ready = now + at_rate(work.read, limits.near_gb_per_s);
         if !work.nothing {
             ready += ps(protocol.work_us);
+        }
+        if work.streamed > 0 {
+            ready += ps(protocol.product_us);
         }
         if work.indirect {
             ready += ps(protocol.indirect_us);
@@ -336,21 +315,30 @@ impl Engine<'_> {
         let work = r.work[task as usize];
         if w.left == 0 {
             w.loaded = false; // once
-            let end = now + at_rate(work.written, limits.near_gb_per_s);
+            let sums = ps(limits.sum_ns * work.sums as f64 / 1e3);
+            let end = now + sums + at_rate(work.written, limits.near_gb_per_s);
             self.at(end, Happening::End { rank, worker });
             return;
         }
-        if w.stream.arrived == 0 {
+        let Some(piece) = w.stream.first() else {
             w.starved.get_or_insert(now);
             return;
-        }
+        };
         if let Some(since) = w.starved.take() {
             w.page += now - since;
         }
-        let bytes = u64::from(w.stream.asked[0].1);
-        let flops = (u128::from(work.flops) * u128::from(bytes) / u128::from(work.streamed)) as u64;
         w.using = true;
-        let took = at_rate(bytes, limits.stream_gb_per_s).max(at_rate(flops, limits.gflop_per_s));
+        let took = match piece.kind {
+            Kind::Pages => at_rate(piece.bytes, limits.page_gb_per_s.unwrap_or(limits.stream_gb_per_s)),
+            Kind::Weights => {
+                let took = at_rate(piece.bytes, limits.stream_gb_per_s);
+                let share = piece.bytes as f64 / work.streamed as f64;
+                let of = |all: u64| (all as f64 * share) as u64;
+                let tiles = ps(limits.tile_us * work.tiles(limits.tile_rows) * share);
+                let products = at_rate(of(work.flops), limits.gflop_per_s);
+                (took + tiles).max(products).max(at_rate(of(work.read_along), limits.near_gb_per_s))
+            }
+        };
         self.at(now + took, Happening::Used { rank, worker });
     }
 
@@ -385,13 +373,16 @@ impl Engine<'_> {
                 Placement::Static => ps(self.cluster.protocol.hop_us),
                 Placement::Dynamic => ps(self.cluster.protocol.dynamic_hop_us),
             };
-            let seen = if owner == rank {
-                now + hop
-            } else {
-                let there = self.resources.send(Message::Put, rank, owner, now, work.put);
-                // A scheduler of the peer launches the waiting tasks.
-                if graph.placement == Placement::Dynamic { there + hop } else { there }
-            };
+            // Triggers and polls of flags wait behind the loads of the memory that holds them.
+            let behind = self.resources.flag_delay(owner, now);
+            let seen = behind
+                + if owner == rank {
+                    now + hop
+                } else {
+                    let there = self.resources.send(Message::Put, rank, owner, now, work.put);
+                    // A scheduler of the peer launches the waiting tasks.
+                    if graph.placement == Placement::Dynamic { there + hop } else { there }
+                };
             self.at(seen, Happening::Trigger { rank: owner, event: event.index() });
         }
         self.take(rank, worker, now, now);
@@ -418,6 +409,7 @@ impl Engine<'_> {
             } else {
                 self.resources.send(Message::Flagged, rank, to, now, bytes)
             };
+            let seen = seen + self.resources.flag_delay(to, now);
             self.at(seen, Happening::Pushed { rank, task: index, on: to });
         }
     }

@@ -13,6 +13,7 @@ mod edges;
 mod engine;
 mod rank_state;
 mod resources;
+mod stream;
 mod time;
 pub mod timeline;
 mod work;

@@ -1,6 +1,8 @@
 //! The state of a simulated rank: its tasks, events, workers and weight streams.
 
+use crate::cluster::Worker as Limits;
 use crate::edges::Flagged;
+use crate::stream::{Reached, Stream};
 use crate::time::Ps;
 use crate::timeline::Record;
 use crate::work::{Costs, Load, Work};
@@ -17,20 +19,6 @@ pub(crate) struct State {
     pub(crate) done: bool,
 }
 
-/// A worker's weight stream, in pieces.
-#[derive(Debug, Default)]
-pub(crate) struct Stream {
-    /// Tasks whose weights come next: (task, bytes not yet asked for).
-    pub(crate) coming: VecDeque<(u32, u64)>,
-    /// Bytes in flight, and bytes in the ring (including those in flight).
-    pub(crate) on_the_way: u64,
-    pub(crate) in_ring: u64,
-    /// Pieces asked for, in order: (task, bytes).
-    pub(crate) asked: VecDeque<(u32, u32)>,
-    /// Number of these that have arrived.
-    pub(crate) arrived: usize,
-}
-
 /// A worker's state.
 #[derive(Debug, Default)]
 pub(crate) struct Worker {
@@ -43,7 +31,7 @@ pub(crate) struct Worker {
     pub(crate) running: bool,
     pub(crate) loaded: bool,
     pub(crate) using: bool,
-    /// Bytes of weights that the running task still has to use.
+    /// Bytes of its stream that the running task still has to use.
     pub(crate) left: u64,
     pub(crate) free: Ps,
     pub(crate) begin: Ps,
@@ -66,6 +54,21 @@ pub(crate) struct Rank<'a> {
     pub(crate) idle: VecDeque<u32>,
     pub(crate) records: Vec<Record>,
     pub(crate) bytes_read: u64,
+}
+
+impl Rank<'_> {
+    /// A worker asks for the next piece of its stream, if the limits allow it: its bytes.
+    pub(crate) fn ask(&mut self, worker: u32, limits: &Limits) -> Option<u64> {
+        let w = &mut self.workers[worker as usize];
+        let reached = match w.stream.next_task()? {
+            next if w.task != Some(next) => Reached::No,
+            _ if w.running => Reached::Runs,
+            _ => Reached::Waits,
+        };
+        let bytes = w.stream.ask(limits, reached)?;
+        self.bytes_read += bytes;
+        Some(bytes)
+    }
 }
 
 /// The rank before its first task.

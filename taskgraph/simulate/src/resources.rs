@@ -57,13 +57,23 @@ impl<'a> Resources<'a> {
 
     /// When the bytes that rank `rank` asks for at `now` arrive.
     pub(crate) fn read(&mut self, rank: u32, now: Ps, bytes: u64) -> Ps {
-        let memory = match self.cluster.memory.shared_by {
-            SharedBy::Rank => rank,
-            SharedBy::Node => self.nodes[rank as usize],
-        };
         let took = at_rate(bytes, self.cluster.memory.gb_per_s);
-        let (_, end) = self.memories[memory as usize].serve(now, took);
+        let memory = self.memory_of(rank);
+        let (_, end) = self.memories[memory].serve(now, took);
         end + ps(self.cluster.memory.latency_us)
+    }
+
+    /// How long a flag of rank `rank` waits behind the requests that wait at its memory at `now`.
+    pub(crate) fn flag_delay(&self, rank: u32, now: Ps) -> Ps {
+        let waits = self.memories[self.memory_of(rank)].free.saturating_sub(now);
+        (waits as f64 * self.cluster.memory.flag_share) as Ps
+    }
+
+    fn memory_of(&self, rank: u32) -> usize {
+        match self.cluster.memory.shared_by {
+            SharedBy::Rank => rank as usize,
+            SharedBy::Node => self.nodes[rank as usize] as usize,
+        }
     }
 
     /// When rank `to` sees a message that rank `from` sends at `now`.
@@ -105,6 +115,16 @@ mod tests {
         assert_eq!(resources.read(0, 0, 1000), ps(3.0));
         assert_eq!(resources.read(0, 0, 1000), ps(4.0), "after the first one's bytes, latencies overlap");
         assert_eq!(resources.read(1, 0, 1000), ps(3.0));
+    }
+
+    #[test]
+    fn flags_wait_for_a_share_of_the_requests_of_their_own_memory() {
+        let mut cluster = cluster();
+        cluster.memory.flag_share = 0.25;
+        let mut resources = Resources::new(&cluster, 2);
+        resources.read(0, 0, 4000);
+        assert_eq!([0, 1].map(|rank| resources.flag_delay(rank, ps(2.0))), [ps(0.5), 0]);
+        assert_eq!(resources.flag_delay(0, ps(9.0)), 0);
     }
 
     #[test]

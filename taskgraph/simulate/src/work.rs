@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use taskgraph::op_graph::Role;
 use taskgraph::task_graph::{Operand, Place, Task, core_types};
-use taskgraph::{DType, Registry, TaskGraph, Trust};
+use taskgraph::{DType, Region, Registry, TaskGraph, Trust};
 
 /// The load of an iteration, which the graph alone does not say.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,10 +19,18 @@ pub struct Load {
 pub(crate) struct Work {
     /// Bytes of constants that may be fetched before the task begins.
     pub streamed: u64,
-    /// Bytes of cache pages, which the task reads from memory once it runs.
-    pub paged: u64,
-    /// Bytes of activations that it reads.
+    /// Rows of the weights among them.
+    pub weight_rows: u64,
+    /// Number of sums that it holds until its end. A task that has them has one tile.
+    pub sums: u64,
+    /// Bytes of cache pages of earlier iterations.
+    pub pages: u64,
+    /// Bytes that data select, which the task reads from memory once it runs.
+    pub gathered: u64,
+    /// Bytes of activations that it reads before its products.
     pub read: u64,
+    /// Bytes of activations that it reads along with the weights.
+    pub read_along: u64,
     /// Bytes that it writes in the rank's own memory.
     pub written: u64,
     /// Floating-point operations of products with constants.
@@ -35,30 +43,60 @@ pub(crate) struct Work {
     pub nothing: bool,
 }
 
+impl Work {
+    /// Bytes of cache pages that stream ahead of the task, where `pages_run_ahead`.
+    pub fn ahead(&self, pages_run_ahead: bool) -> u64 {
+        if pages_run_ahead { self.pages } else { 0 }
+    }
+
+    /// Number of tiles of the weights, of `rows` rows each; 0 means all rows.
+    pub fn tiles(&self, rows: u32) -> f64 {
+        if self.sums > 0 || rows == 0 { 1.0 } else { self.weight_rows.div_ceil(u64::from(rows)) as f64 }
+    }
+}
+
 /// The costs of a graph's tasks.
 pub(crate) struct Costs<'a> {
     graph: &'a TaskGraph,
     load: Load,
-    /// The gathered inputs of each task type in use.
-    types: HashMap<&'a str, &'static [usize]>,
-    /// For each operator and cache, the volume that its tasks read together: the whole part of the cache that is in
-    /// use.
-    caches: HashMap<(u32, u32), u64>,
+    /// The gathered inputs of each task type in use, and whether it holds all sums.
+    types: HashMap<&'a str, (&'static [usize], bool)>,
+    /// What the tasks of each operator read of each cache together.
+    caches: HashMap<(u32, u32), Together>,
+    /// Where tasks hold all sums: the number of tasks with the same inputs. Each has a part of k.
+    parts: HashMap<(u32, [Region; 2]), u64>,
+}
+
+/// What an operator's tasks read of a cache together.
+#[derive(Clone, Copy, Debug, Default)]
+struct Together {
+    /// Volume of their boxes.
+    volume: u64,
+    /// Number of shares into which they divide a slot's tokens.
+    shares: u32,
 }
 
 impl<'a> Costs<'a> {
     pub fn new(graph: &'a TaskGraph, registry: &Registry, load: Load) -> Self {
         let of = |name: &'a String| {
             let known = registry.get(name);
-            (name.as_str(), known.map_or(&[][..], |task_type| task_type.gathered_inputs()))
+            let facts = known.map(|task_type| (task_type.gathered_inputs(), task_type.holds_sums()));
+            (name.as_str(), facts.unwrap_or_default())
         };
         let mut caches = HashMap::new();
         for task in &graph.tasks {
             for input in graph.inputs(task).iter().filter(|input| is_paged(input)) {
-                *caches.entry((task.op, input.tensor)).or_default() += input.region.volume();
+                let together: &mut Together = caches.entry((task.op, input.tensor)).or_default();
+                together.volume += input.region.volume();
+                together.shares = together.shares.max(input.region.hi[SHARE]);
             }
         }
-        Costs { graph, load, types: graph.type_names.iter().map(of).collect(), caches }
+        let types: HashMap<_, _> = graph.type_names.iter().map(of).collect();
+        let mut parts = HashMap::new();
+        for task in graph.tasks.iter().filter(|task| types.get(graph.type_name(task)).is_some_and(|t| t.1)) {
+            *parts.entry(first_inputs(graph, task)).or_default() += 1;
+        }
+        Costs { graph, load, types, caches, parts }
     }
 
     /// The work of one task.
@@ -67,7 +105,7 @@ impl<'a> Costs<'a> {
         let (inputs, outputs) = (self.graph.inputs(task), self.graph.outputs(task));
         let name = self.graph.type_name(task);
         work.nothing = inputs.is_empty() && outputs.is_empty();
-        let gathered = self.types.get(name).copied().unwrap_or_default();
+        let (gathered, holds_sums) = self.types.get(name).copied().unwrap_or_default();
         for output in outputs {
             match output.place {
                 // An append to a cache is small compared with what is read.
@@ -80,15 +118,18 @@ impl<'a> Costs<'a> {
             let tensor = &self.graph.tensors[input.tensor as usize];
             let is_constant = matches!(tensor.role, Role::Weight { .. } | Role::Constant);
             if let Some(bytes) = self.paged(task.op, input) {
-                work.paged += bytes;
+                work.pages += bytes;
                 work.indirect = true;
+            } else if gathered.contains(&index) && !is_constant {
+                work.read += self.bytes(input).min(work.written);
             } else if gathered.contains(&index) {
-                work.paged += self.bytes(input).min(work.written);
+                work.gathered += self.bytes(input).min(work.written);
                 work.indirect = true;
             } else if is_constant && tensor.tiled {
                 // A matrix packed for products is read whole, once.
                 let bytes = self.bytes(input);
                 work.streamed += bytes;
+                work.weight_rows += u64::from(input.dims[0]);
                 work.flops += 2 * u64::from(self.rows()) * bytes / tensor.dtype.size().max(1);
             } else if is_constant {
                 // A vector, or a table of which the task reads a few rows. Every worker reads it again and again.
@@ -96,6 +137,13 @@ impl<'a> Costs<'a> {
             } else if name != core_types::NVSHMEM_COPY {
                 work.read += self.bytes(input);
             }
+        }
+        if holds_sums && work.streamed > 0 {
+            // The task declares all of k, whichever part of it is its own.
+            let parts = self.parts.get(&first_inputs(self.graph, task)).copied().unwrap_or(1);
+            (work.streamed, work.flops) = (work.streamed / parts, work.flops / parts);
+            (work.read, work.read_along) = (0, work.read / parts);
+            work.sums = work.weight_rows * u64::from(self.rows());
         }
         work
     }
@@ -130,22 +178,42 @@ impl<'a> Costs<'a> {
             return None;
         }
         let tensor = &self.graph.tensors[operand.tensor as usize];
-        // This box of [active slots, heads, splits] is a share of all slots' tokens.
-        let space = self.caches.get(&(op, operand.tensor)).copied().unwrap_or(0);
-        let positions = match tensor.dims[..] {
-            [pages, _, page_size, _] => u64::from(pages) * u64::from(page_size),
-            _ => return Some(0),
-        };
-        let active = self.graph.capacity.active;
-        // A slot that is not in use reads nothing.
-        if u64::from(operand.region.lo[0]) >= u64::from(self.load.active) {
+        let [pages, _, page_size, _] = tensor.dims[..] else { return Some(0) };
+        let (positions, page_size) = (u64::from(pages) * u64::from(page_size), u64::from(page_size.max(1)));
+        // The box is [active slots, heads, shares of a slot's tokens]. A slot that is not in use reads nothing.
+        let (lo, hi) = (operand.region.lo, operand.region.hi);
+        if lo[0] >= self.load.active {
             return Some(0);
         }
+        let together = self.caches.get(&(op, operand.tensor)).copied().unwrap_or_default();
+        let context = u64::from(self.load.context);
         let a_token = tensor.bytes as f64 / positions.max(1) as f64;
-        let all = a_token * f64::from(self.load.context) * f64::from(active);
-        Some((all * operand.region.volume() as f64 / space.max(1) as f64) as u64)
+        if operand.trust == Some(Trust::PagesOfRows) {
+            // All slots' tokens, divided among the operator's tasks.
+            let all = a_token * context as f64 * f64::from(self.graph.capacity.active);
+            return Some((all * operand.region.volume() as f64 / together.volume.max(1) as f64) as u64);
+        }
+        // A share is of whole pages, so that of a few tokens some tasks have a page more than others.
+        let shares = u64::from(together.shares.max(1));
+        let in_use = context.div_ceil(page_size);
+        let begin = |share: u32| (in_use * u64::from(share) / shares * page_size).min(context);
+        let tokens = begin(hi[SHARE]) - begin(lo[SHARE]);
+        let heads =
+            f64::from(hi[1] - lo[1]) / f64::from(tensor.region_dims.get(1).copied().unwrap_or(1).max(1));
+        let slots = hi[0].min(self.load.active) - lo[0];
+        Some((a_token * heads * tokens as f64 * f64::from(slots)) as u64)
     }
 }
+
+/// The operator of a task and the boxes of its first two inputs: the rows and the weight of a product.
+fn first_inputs(graph: &TaskGraph, task: &Task) -> (u32, [Region; 2]) {
+    let inputs = graph.inputs(task);
+    let region = |index: usize| inputs.get(index).map_or(Region::whole(&[]), |input| input.region);
+    (task.op, [region(0), region(1)])
+}
+
+/// The dimension of a cache's boxes that divides a slot's tokens.
+const SHARE: usize = 2;
 
 /// Whether its bytes are cache pages, whose place is known only at run time.
 fn is_paged(operand: &Operand) -> bool {

@@ -219,11 +219,21 @@ fn graphs_that_wait_in_a_cycle_are_reported() {
     assert!(error.to_string().contains("task 2 of rank 0"), "{error}");
 }
 
+/// Makes the tensors of a graph a cache of `pages` pages; the box of operand k is share k of `shares`.
+fn make_cache(graph: &mut TaskGraph, pages: u32, page_size: u32, shares: u32) {
+    let cache = &mut graph.tensors[0];
+    (cache.dims, cache.region_dims) = (vec![pages, 1, page_size, 1], vec![1, 1, shares]);
+    for (share, operand) in graph.operands.iter_mut().enumerate() {
+        let share = share as u32;
+        operand.trust = Some(taskgraph::Trust::PagesOfSlot);
+        operand.region = Region::whole(&[1, 1, 0]).with(2, share, share + 1);
+    }
+}
+
 #[test]
 fn a_later_access_of_one_task_does_not_delay_others() {
-    // Each worker reads half of a cache of 100 kB, because an operator's tasks together read it once (0.05 us, then 1 us
-    // of latency), 0.25 us after the start. Worker 1 reads at once, while worker 0 spends 5 us first (`indirect_us` holds
-    // for both, so worker 0 gets its task a hop later).
+    // Each worker reads half of a cache of 100 kB (0.05 us, then 1 us of latency), 0.25 us after the start. Worker 1 reads
+    // at once, while worker 0 spends 5 us first (`indirect_us` holds for both, so worker 0 gets its task a hop later).
     let mut cluster = cluster();
     cluster.protocol.indirect_us = 5.0;
     let three = Some(EventId::local(0, 3));
@@ -232,14 +242,157 @@ fn a_later_access_of_one_task_does_not_delay_others() {
     for task in [3, 4] {
         give(&mut graph, task, DType::U8, 100_000, false, Place::Own, "cache");
     }
-    let cache = &mut graph.tensors[0];
-    (cache.dims, cache.region_dims) = (vec![1, 1, 100_000, 1], vec![1, 1, 1]);
-    graph.operands.iter_mut().for_each(|o| {
-        (o.trust, o.region) = (Some(taskgraph::Trust::PagesOfSlot), Region::whole(&[1, 1, 1]));
-    });
+    make_cache(&mut graph, 2, 50_000, 2);
     let load = Load { active: 1, context: 100_000 };
     let outcome = simulate(&[graph], &Registry::default(), &cluster, load).unwrap();
     let took = |task| outcome.records[0].iter().find(|r| r.task == task).map(|r| r.end - r.begin);
     assert_eq!((took(3), took(4)), (Some(5 * US + US + US / 20), Some(5 * US + US + US / 20)));
     assert_eq!(outcome.bytes_read, [100_000]);
+}
+
+#[test]
+fn shares_of_a_cache_are_whole_pages() {
+    // 25,000 tokens are three pages of 10,000: one for the first of two tasks, and the rest for the second.
+    let mut graph = graph(0, 1, vec![task(0, None, None), task(1, None, None)], vec![]);
+    for task in [2, 3] {
+        give(&mut graph, task, DType::U8, 100_000, false, Place::Own, "cache");
+    }
+    make_cache(&mut graph, 10, 10_000, 2);
+    let load = Load { active: 1, context: 25_000 };
+    let mut cluster = cluster();
+    cluster.memory.shared_by = simulate::cluster::SharedBy::Rank;
+    let outcome = simulate(&[graph], &Registry::default(), &cluster, load).unwrap();
+    let mut took: Vec<_> = outcome.records[0].iter().map(|r| (r.task, r.end - r.begin)).collect();
+    took.sort_unstable();
+    // The second request waits for the first.
+    assert_eq!(took, [(2, US + US / 100), (3, US + US / 40)]);
+}
+
+/// Worker 1 waits for worker 0's task and then multiplies `rows` rows of 1000 bytes. Its task is 3.
+fn product(rows: u32) -> TaskGraph {
+    let tasks = vec![task(0, None, Some(EventId::local(0, 3))), task(1, Some(3), None)];
+    let mut graph = graph(0, 1, tasks, vec![event(1, false)]);
+    give(&mut graph, 3, DType::U8, rows, false, Place::Own, "weight");
+    graph.operands[0].dims = [rows, 1000, 1, 1];
+    graph.operands[0].ndim = 2;
+    (graph.tensors[0].role, graph.tensors[0].tiled) = (Role::Constant, true);
+    graph
+}
+
+/// Begin and end of task 3 in nanoseconds.
+fn times_of(graph: TaskGraph, cluster: &Cluster) -> (u64, u64) {
+    let load = Load { active: 1, context: 2_000 };
+    let outcome = simulate(&[graph], &Registry::default(), cluster, load).unwrap();
+    let record = outcome.records[0].iter().find(|r| r.task == 3).unwrap();
+    (record.begin / 1000, record.end / 1000)
+}
+
+#[test]
+fn a_worker_that_waits_may_have_more_bytes_in_flight() {
+    // Pieces take 1 ns of the memory, 1 us of latency and 1 ns of the worker. The task begins at 2.25 us. With one piece in
+    // flight, two pieces are there then, the third comes at 3.003, and the fourth is asked for at the begin.
+    let mut cluster = cluster();
+    assert_eq!(times_of(product(4), &cluster), (2_250, 3_252));
+    // With four in flight, all are there.
+    cluster.worker.in_flight_waiting_bytes = Some(4_000);
+    assert_eq!(times_of(product(4), &cluster), (2_250, 2_254));
+}
+
+#[test]
+fn pages_may_stream_ahead_of_their_task() {
+    let mut graph = product(2);
+    make_cache(&mut graph, 2, 1_000, 1);
+    graph.tensors[0].bytes = 2_000;
+    (graph.tensors[0].role, graph.tensors[0].tiled) = (Role::Activation, false);
+    let mut cluster = cluster();
+    cluster.worker.in_flight_waiting_bytes = Some(4_000);
+    // Asked for at the begin: 2 ns and the latency.
+    assert_eq!(times_of(graph.clone(), &cluster), (2_250, 3_252));
+    // In the ring at the begin: two pieces of 1 ns, or of 10 ns.
+    cluster.worker.pages_run_ahead = true;
+    assert_eq!(times_of(graph.clone(), &cluster), (2_250, 2_252));
+    cluster.worker.page_gb_per_s = Some(100.0);
+    assert_eq!(times_of(graph, &cluster), (2_250, 2_270));
+}
+
+#[test]
+fn products_take_time_for_their_rows_and_for_each_tile() {
+    let mut cluster = cluster();
+    cluster.worker.in_flight_waiting_bytes = Some(4_000);
+    cluster.protocol.product_us = 0.25;
+    cluster.worker.tile_us = 0.5;
+    // One tile, then two of two rows, then two of three and one.
+    for (rows, tiles) in [(0, 1), (2, 2), (3, 2)] {
+        cluster.worker.tile_rows = rows;
+        assert_eq!(times_of(product(4), &cluster), (2_250, 2_250 + 254 + 500 * tiles), "{rows}");
+    }
+}
+
+#[test]
+fn flags_wait_behind_a_share_of_the_loads() {
+    // The memory serves four pieces until 4 us. The trigger comes at 0.25 us, with 3.75 us of loads before it.
+    let mut cluster = cluster();
+    cluster.worker.in_flight_waiting_bytes = Some(4_000);
+    cluster.memory.gb_per_s = 1.0;
+    assert_eq!(times_of(product(4), &cluster).0, 2_250);
+    cluster.memory.flag_share = 0.4;
+    assert_eq!(times_of(product(4), &cluster).0, 2_250 + 1_500);
+    cluster.memory.flag_share = 1.0;
+    assert_eq!(times_of(product(4), &cluster).0, 6_000);
+}
+
+/// A task type whose kernel holds all sums, and takes some rows of its first input.
+#[derive(Debug)]
+struct Steps;
+
+impl taskgraph::TaskType for Steps {
+    fn name(&self) -> &'static str {
+        "steps"
+    }
+    fn infer(
+        &self,
+        _: &taskgraph::task_type::OpView<'_>,
+    ) -> Result<Vec<taskgraph::task_type::TensorType>, taskgraph::task_type::OpError> {
+        Ok(Vec::new())
+    }
+    fn holds_sums(&self) -> bool {
+        true
+    }
+}
+
+#[test]
+fn parts_of_k_share_what_they_declare_and_read_rows_along() {
+    // As in `product`, but worker 0 also has a task with the same inputs, so each has half of the k.
+    let mut registry = Registry::default();
+    registry.register(std::sync::Arc::new(Steps));
+    let time = |parts: u32, near: f64| {
+        let mut graph = product(4);
+        graph.type_names.push("steps".into());
+        let of_type = graph.type_names.len() as u16 - 1;
+        graph.tasks[3].task_type = of_type;
+        // Rows, then the weight.
+        let weight = graph.operands[0];
+        graph.tensors.push(TensorEntry { role: Role::Activation, tiled: false, ..graph.tensors[0].clone() });
+        graph.operands = vec![Operand { tensor: 1, ..weight }, weight];
+        graph.tasks[3].num_inputs = 2;
+        if parts == 2 {
+            let other = Task { worker: Some(0), dependencies: smallvec![], ..graph.tasks[3].clone() };
+            graph.tasks.push(other);
+            graph.worker_lists[0].push(4);
+        }
+        let mut cluster = cluster();
+        cluster.worker.in_flight_waiting_bytes = Some(4_000);
+        cluster.worker.tile_us = 0.5;
+        cluster.worker.tile_rows = 1;
+        cluster.worker.sum_ns = 25.0;
+        cluster.worker.near_gb_per_s = near;
+        let load = Load { active: 1, context: 0 };
+        let outcome = simulate(&[graph], &registry, &cluster, load).unwrap();
+        let record = outcome.records[0].iter().find(|r| r.task == 3).unwrap();
+        (record.end - record.begin) / 1000
+    };
+    // One tile: 4 ns and 500. Rows at 1000 GB/s take no time of their own; 4000 bytes at 1 GB/s take 4 us. Each of the four
+    // sums takes 25 ns, and each part has all of them.
+    assert_eq!((time(1, 1000.0), time(1, 1.0)), (604, 4_100));
+    assert_eq!((time(2, 1000.0), time(2, 1.0)), (602, 2_100));
 }

@@ -42,6 +42,8 @@ fn a_bad_description_is_refused_with_its_place() {
         ("\"workers\": 2", "\"workers\": 0", "workers"),
         ("\"ranks_per_node\": 8", "\"ranks_per_node\": 0", "ranks_per_node"),
         ("\"workers\": 2,", "", "workers"),
+        ("\"latency_us\": 1", "\"latency_us\": 1, \"flag_share\": 1.5", "memory.flag_share"),
+        ("\"gflop_per_s\"", "\"page_gb_per_s\": 0, \"gflop_per_s\"", "worker.page_gb_per_s"),
     ] {
         let error = refused(from, to);
         assert!(matches!(error, ClusterError::Value { .. }), "{error}");

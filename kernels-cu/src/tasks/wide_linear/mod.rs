@@ -245,4 +245,8 @@ impl TaskType for WideLinear {
     fn constant_inputs(&self) -> &'static [usize] {
         &[1]
     }
+
+    fn holds_sums(&self) -> bool {
+        true
+    }
 }

@@ -194,6 +194,10 @@ impl TaskType for WideRows {
         Ok(Partition { params: params_words(&params), scratch_bytes, tasks })
     }
 
+    fn gathered_inputs(&self) -> &'static [usize] {
+        &[0]
+    }
+
     fn constant_inputs(&self) -> &'static [usize] {
         &[1]
     }

@@ -1,0 +1,117 @@
+//! What runs ahead of a worker's tasks, in pieces, through its ring: weights and, on some targets, pages of a cache.
+
+use crate::cluster::Worker as Limits;
+use std::collections::VecDeque;
+
+/// What a piece holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// Weights.
+    Weights,
+    /// Pages of a cache.
+    Pages,
+}
+
+/// The bytes of a task that come next.
+#[derive(Clone, Copy, Debug)]
+struct Coming {
+    task: u32,
+    kind: Kind,
+    left: u64,
+}
+
+/// A piece that the worker has asked for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Piece {
+    pub(crate) bytes: u64,
+    pub(crate) kind: Kind,
+}
+
+/// A worker's stream.
+#[derive(Debug, Default)]
+pub(crate) struct Stream {
+    /// What has not been asked for, in order.
+    coming: VecDeque<Coming>,
+    /// Bytes in flight, and bytes in the ring (including those in flight).
+    on_the_way: u64,
+    in_ring: u64,
+    /// Pieces asked for, in order.
+    asked: VecDeque<Piece>,
+    /// Number of these that have arrived.
+    arrived: usize,
+}
+
+impl Stream {
+    /// Appends what a task streams: cache pages, then weights.
+    pub(crate) fn add(&mut self, task: u32, pages: u64, weights: u64) {
+        for (kind, left) in [(Kind::Pages, pages), (Kind::Weights, weights)] {
+            if left > 0 {
+                self.coming.push_back(Coming { task, kind, left });
+            }
+        }
+    }
+
+    /// The oldest piece, if it has arrived.
+    pub(crate) fn first(&self) -> Option<Piece> {
+        self.asked.front().filter(|_| self.arrived > 0).copied()
+    }
+
+    /// The oldest piece has been used.
+    pub(crate) fn used(&mut self) -> u64 {
+        let Some(piece) = self.asked.pop_front() else { return 0 };
+        self.arrived -= 1;
+        self.in_ring -= piece.bytes;
+        piece.bytes
+    }
+
+    /// The next piece on the way has arrived.
+    pub(crate) fn arrive(&mut self) {
+        self.on_the_way -= self.asked[self.arrived].bytes;
+        self.arrived += 1;
+    }
+}
+
+/// How far a worker is with a task.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Reached {
+    /// It runs the task.
+    Runs,
+    /// It has taken the task, which still waits.
+    Waits,
+    /// It has not taken the task.
+    No,
+}
+
+impl Stream {
+    /// The task whose bytes come next.
+    pub(crate) fn next_task(&self) -> Option<u32> {
+        self.coming.front().map(|first| first.task)
+    }
+
+    /// Asks for the next piece, if the limits allow it: its bytes.
+    pub(crate) fn ask(&mut self, limits: &Limits, reached: Reached) -> Option<u64> {
+        let first = self.coming.front_mut()?;
+        let bytes = first.left.min(u64::from(limits.stage_bytes));
+        let flight = match reached {
+            Reached::Runs => limits.in_flight_bytes,
+            Reached::Waits => limits.in_flight_waiting_bytes.unwrap_or(limits.in_flight_ahead_bytes),
+            Reached::No => limits.in_flight_ahead_bytes,
+        };
+        // Without a ring, a task's weights come while it runs; a piece always fits into an empty ring.
+        let ring = match reached {
+            Reached::Runs => limits.ring_bytes.max(limits.in_flight_bytes),
+            Reached::Waits | Reached::No => limits.ring_bytes,
+        };
+        if self.on_the_way + bytes > u64::from(flight) || self.in_ring + bytes > u64::from(ring) {
+            return None;
+        }
+        self.asked.push_back(Piece { bytes, kind: first.kind });
+        self.on_the_way += bytes;
+        self.in_ring += bytes;
+        first.left -= bytes;
+        if first.left == 0 {
+            self.coming.pop_front();
+        }
+        Some(bytes)
+    }
+}
