@@ -1,82 +1,132 @@
 #!/usr/bin/env python3
-"""Compares the simulator with measurements: scripts/simulate/check.py [--fast] [--json FILE].
+"""Compares the simulator with measurements: scripts/simulate/check.py [--fast] [--rows TEXT] [--json FILE].
 
-Prints every row: what was measured, the source of the measurement, whether the row was used to fit the cluster file, and
-the error. Ends with status 1 if the error of a row is above its limit. The limit is 15 %. Rows that are known to have a
-larger error have that error as their limit, so that no change makes them worse unnoticed.
+Prints every row: what was measured, when and where, whether the cluster file's figures were derived from the row, and the
+error. Ends with status 1 if the error of a row is above its limit. The limit is 15 %. Rows that are known to have a larger
+error have that error as their limit, so that no change makes them worse unnoticed.
+
+The simulator runs today's graphs. A row that an older kernel was timed for says so by its date.
 """
 
 import argparse
 import json
 import sys
 import tempfile
+from typing import NamedTuple
 
 from run import CLUSTERS, model_file, need_program, simulate
 
-GPU = "h200-infiniband.json"
-RUN = "gpu-4x-2026-11-22.json"
-NOTE = "the same GPU run, not in its report"
-# cluster, shape, max_batch, batch, ranks, placement, measured ms per token, source, fitted
+H100, H200 = "h100-nvlink.json", "h200-infiniband.json"
+NOTE = "noted by hand, no report"
+
+
+class Row(NamedTuple):
+    """A measured decode step."""
+    cluster: str
+    shape: str
+    slots: int  # of the model
+    batch: int
+    ranks: int
+    placement: str
+    measured: float  # ms per token
+    source: str  # file in docs/results; the date of the kernels is in its name
+    used: str = ""  # the figures of the cluster file that were derived from it
+    context: int = 512  # in the middle of the timed steps
+    max_seq_len: int = 1024
+
+
+def bench(cluster, shape, batch, ranks, measured, source, used="", context=512, steps=128):
+    """A row of `mpk-bench decode --context C --steps S`: the first step with C tokens, in graphs of its own."""
+    middle, longest = context + steps // 2, context + steps + 1
+    return Row(cluster, shape, batch, batch, ranks, "static", measured, source, used, middle, longest)
+
+
 ROWS = [
-    (GPU, "qwen3-8b", 8, 1, 1, "static", 4.021, RUN, True),
-    (GPU, "qwen3-8b", 8, 8, 1, "static", 4.439, RUN, True),
-    (GPU, "qwen3-8b", 8, 1, 4, "static", 1.777, RUN, True),
-    (GPU, "qwen3-8b", 8, 8, 4, "static", 2.047, RUN, False),
-    (GPU, "qwen3-8b", 8, 1, 2, "static", 2.481, RUN, False),
-    (GPU, "qwen3-8b", 8, 8, 2, "static", 2.838, RUN, False),
-    (GPU, "qwen3-0.6b", 16, 1, 1, "static", 0.938, RUN, False),
-    (GPU, "qwen3-0.6b", 16, 16, 1, "static", 1.516, RUN, False),
-    (GPU, "qwen3-32b", 8, 1, 4, "static", 5.55, NOTE, False),
-    (GPU, "qwen3-32b", 8, 8, 4, "static", 7.03, NOTE, False),
-    (GPU, "llama3-70b", 8, 1, 4, "static", 10.15, NOTE, False),
-    (GPU, "qwen3-8b", 32, 16, 1, "static", 5.46, NOTE, False),
-    (GPU, "qwen3-8b", 32, 16, 4, "static", 2.89, NOTE, False),
-    (GPU, "qwen3-8b", 8, 1, 1, "dynamic", 6.379, RUN, False),
-    (GPU, "qwen3-8b", 8, 1, 2, "dynamic", 5.346, RUN, False),
-    (GPU, "qwen3-8b", 8, 1, 4, "dynamic", 4.039, RUN, False),
-    ("cpu-2-cores.json", "qwen3-0.6b", 1, 1, 1, "static", 41.42, "cpu-2026-11-20.json", False),
+    bench(H100, "qwen3-0.6b", 1, 1, 0.916, "h100-2x-2026-11-27-c.json", "stamps and timeline"),
+    bench(H100, "qwen3-0.6b", 8, 1, 1.133, "h100-2x-2026-11-27-c.json"),
+    bench(H100, "qwen3-8b", 1, 1, 5.292, "h100-2x-2026-11-27-c.json"),
+    bench(H100, "qwen3-8b", 8, 1, 5.649, "h100-2x-2026-11-27-c.json", "near_gb_per_s"),
+    bench(H100, "qwen3-8b", 1, 2, 3.023, "h100-2x-2026-11-27-c.json", "words to a peer"),
+    bench(H100, "qwen3-8b", 8, 2, 3.319, "h100-2x-2026-11-27-c.json"),
+    bench(H100, "qwen3-32b", 1, 2, 11.530, "h100-2x-2026-11-27-c.json"),
+    bench(H100, "qwen3-8b", 1, 2, 3.277, "h100-2x-2026-11-27.json", context=8192),
+    bench(H100, "qwen3-8b", 128, 1, 11.305, "h100-2x-2026-11-27-b.json"),
+    bench(H200, "qwen3-8b", 1, 1, 4.006, "wide-1x-2026-11-23.json"),
+    bench(H200, "qwen3-8b", 8, 1, 4.430, "wide-1x-2026-11-23.json"),
+    bench(H200, "qwen3-8b", 16, 1, 5.177, "wide-1x-2026-11-23.json", steps=32),
+    bench(H200, "qwen3-8b", 32, 1, 5.345, "gpu-1x-2026-11-24-b.json", steps=48),
+    bench(H200, "qwen3-8b", 64, 1, 6.733, "gpu-1x-2026-11-24-b.json", steps=48),
+    bench(H200, "qwen3-8b", 128, 1, 9.749, "gpu-1x-2026-11-24-b.json", "sums, keys and values", steps=48),
+    bench(H200, "qwen3-8b", 1, 2, 2.502, "bench-2x-2026-11-23.json", steps=64),
+    bench(H200, "qwen3-8b", 8, 2, 2.885, "bench-2x-2026-11-23.json", steps=64),
+    Row(H200, "qwen3-8b", 8, 1, 1, "static", 4.021, "gpu-4x-2026-11-22.json"),
+    Row(H200, "qwen3-8b", 8, 8, 1, "static", 4.439, "gpu-4x-2026-11-22.json"),
+    Row(H200, "qwen3-8b", 8, 1, 2, "static", 2.481, "gpu-4x-2026-11-22.json"),
+    Row(H200, "qwen3-8b", 8, 8, 2, "static", 2.838, "gpu-4x-2026-11-22.json"),
+    Row(H200, "qwen3-8b", 8, 1, 4, "static", 1.777, "gpu-4x-2026-11-22.json"),
+    Row(H200, "qwen3-8b", 8, 8, 4, "static", 2.047, "gpu-4x-2026-11-22.json"),
+    Row(H200, "qwen3-0.6b", 16, 1, 1, "static", 0.938, "gpu-4x-2026-11-22.json"),
+    Row(H200, "qwen3-0.6b", 16, 16, 1, "static", 1.516, "gpu-4x-2026-11-22.json"),
+    Row(H200, "qwen3-32b", 8, 1, 4, "static", 5.55, NOTE),
+    Row(H200, "qwen3-32b", 8, 8, 4, "static", 7.03, NOTE),
+    Row(H200, "llama3-70b", 8, 1, 4, "static", 10.15, NOTE),
+    Row(H200, "qwen3-8b", 32, 16, 1, "static", 5.46, NOTE),
+    Row(H200, "qwen3-8b", 32, 16, 4, "static", 2.89, NOTE),
+    Row(H200, "qwen3-8b", 8, 1, 1, "dynamic", 6.379, "gpu-4x-2026-11-22.json"),
+    Row(H200, "qwen3-8b", 8, 1, 2, "dynamic", 5.346, "gpu-4x-2026-11-22.json"),
+    Row(H200, "qwen3-8b", 8, 1, 4, "dynamic", 4.039, "gpu-4x-2026-11-22.json"),
+    Row("cpu-2-cores.json", "qwen3-0.6b", 1, 1, 1, "static", 41.42, "cpu-2026-11-20.json"),
 ]
 BOUND = 0.15
-# Rows with a larger error: (shape, batch, ranks, placement), and the limit of their error.
+# Rows with a larger error: (source, shape, batch, ranks, placement), and the limit of their error.
 KNOWN_TO_MISS = {
-    ("qwen3-0.6b", 16, 1, "static"): 0.22,
-    ("qwen3-8b", 16, 1, "static"): 0.20,
-    ("qwen3-8b", 1, 2, "dynamic"): 0.22,
-    ("qwen3-8b", 1, 4, "dynamic"): 0.18,
+    (NOTE, "qwen3-32b", 8, 4, "static"): 0.19,
+    (NOTE, "qwen3-8b", 16, 4, "static"): 0.20,
+    ("gpu-4x-2026-11-22.json", "qwen3-8b", 1, 2, "dynamic"): 0.25,
+    ("gpu-4x-2026-11-22.json", "qwen3-8b", 1, 4, "dynamic"): 0.22,
 }
-FAST = [0, 2, 6]
+FAST = [0, 4, 9, 22]
+
+
+def run_row(folder, row):
+    """What the simulator says of a row: its report, or None and a message."""
+    model = model_file(folder, row.shape, row.slots, max_seq_len=row.max_seq_len)
+    options = ["--graph", f"decode-{row.batch}", "--placement", row.placement, "--context", row.context]
+    options += ["--allreduce", "one-shot"] if row.ranks > 1 else []
+    return simulate(model, CLUSTERS / row.cluster, row.ranks, *options)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--fast", action="store_true", help="a few rows")
+    parser.add_argument("--rows", metavar="TEXT", default="", help="only rows whose cluster file or shape contains TEXT")
     parser.add_argument("--json", metavar="FILE", help="write the rows")
     arguments = parser.parse_args()
     need_program()
     rows = [ROWS[k] for k in FAST] if arguments.fast else ROWS
-    print(f"{'shape':<12}{'TP':>3}{'batch':>6} {'placement':<10}{'measured':>9}{'simulated':>10}{'error':>8}  fitted  source")
+    rows = [row for row in rows if arguments.rows in row.cluster or arguments.rows in row.shape]
+    print(f"{'cluster':<18}{'shape':<12}{'TP':>3}{'batch':>6}{'context':>8} {'placement':<10}{'measured':>9}{'simulated':>10}{'error':>8}  source")
     found, failed = [], False
     with tempfile.TemporaryDirectory() as folder:
-        for cluster, shape, slots, batch, ranks, placement, measured, source, fitted in rows:
-            model = model_file(folder, shape, slots)
-            options = ["--graph", f"decode-{batch}", "--placement", placement]
-            options += ["--allreduce", "one-shot"] if ranks > 1 else []
-            report, problem = simulate(model, CLUSTERS / cluster, ranks, *options)
+        for row in rows:
+            name = row.cluster.removesuffix(".json")
+            start = f"{name:<18}{row.shape:<12}{row.ranks:>3}{row.batch:>6}{row.context:>8} {row.placement:<10}"
+            report, problem = run_row(folder, row)
             if report is None:
-                print(f"{shape:<12}{ranks:>3}{batch:>6} {placement:<10}{problem}")
+                print(f"{start}{problem}")
                 failed = True
                 continue
             ms = report["ms_per_token"]
-            error = ms / measured - 1
-            bound = KNOWN_TO_MISS.get((shape, batch, ranks, placement), BOUND)
+            error = ms / row.measured - 1
+            bound = KNOWN_TO_MISS.get((row.source, row.shape, row.batch, row.ranks, row.placement), BOUND)
             far = abs(error) > bound
             failed |= far
             mark = " FAILED" if far else " (known miss)" if abs(error) > BOUND else ""
-            print(f"{shape:<12}{ranks:>3}{batch:>6} {placement:<10}{measured:>9.3f}{ms:>10.3f}{100 * error:>+7.1f}%  "
-                  f"{'yes' if fitted else 'no':<6}  {source}{mark}", flush=True)
-            found.append({"cluster": cluster, "shape": shape, "tp": ranks, "batch": batch, "placement": placement,
-                          "measured_ms": measured, "simulated_ms": round(ms, 4), "error": round(error, 4), "fitted": fitted,
-                          "source": source})
+            used = f" (used for: {row.used})" if row.used else ""
+            print(f"{start}{row.measured:>9.3f}{ms:>10.3f}{100 * error:>+7.1f}%  {row.source}{used}{mark}", flush=True)
+            found.append({"cluster": row.cluster, "shape": row.shape, "tp": row.ranks, "batch": row.batch, "context": row.context,
+                          "placement": row.placement, "measured_ms": row.measured, "simulated_ms": round(ms, 4),
+                          "error": round(error, 4), "used_for": row.used, "source": row.source})
     if arguments.json:
         with open(arguments.json, "w") as out:
             out.write(json.dumps({"schema": "mpk-simulate-check/1", "rows": found}, indent=1) + "\n")

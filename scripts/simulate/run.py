@@ -16,7 +16,7 @@ SHAPES = {  # hidden, layers, heads, kv heads, intermediate, vocabulary, tied; h
 }
 
 
-def model_file(folder, shape, max_batch, layers=None):
+def model_file(folder, shape, max_batch, layers=None, max_seq_len=1024):
     """A model.json of this shape, with all of its layers or fewer."""
     hidden, all_layers, heads, kv_heads, intermediate, vocabulary, tied = SHAPES[shape]
     qwen = shape.startswith("qwen3")
@@ -28,8 +28,8 @@ def model_file(folder, shape, max_batch, layers=None):
         "hidden_act": "silu",
     }
     document = {"schema": "mpk-model/1", "name": shape, "config": config, "weights": {"random": {"seed": 1}},
-                "max_batch": max_batch, "max_seq_len": 1024}
-    path = Path(folder) / f"{shape}-{max_batch}-{layers or all_layers}.json"
+                "max_batch": max_batch, "max_seq_len": max_seq_len}
+    path = Path(folder) / f"{shape}-{max_batch}-{layers or all_layers}-{max_seq_len}.json"
     path.write_text(json.dumps(document))
     return path
 
