@@ -485,6 +485,9 @@ fn values_and_tokens_that_do_not_fit_are_refused() {
         (json!([0, 4_000_000_000_u32]), "token 4000000000 is outside the table, which has 3 rows"),
     ] {
         let ops = [op("embedding", &["table"], &["y"], json!({}))];
-        refused(&graph(2, &[table.clone()], &ops).set("generate.prompt_tokens", json!([tokens])), wanted);
+        refused(
+            &graph(2, std::slice::from_ref(&table), &ops).set("generate.prompt_tokens", json!([tokens])),
+            wanted,
+        );
     }
 }
