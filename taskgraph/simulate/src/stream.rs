@@ -27,6 +27,17 @@ pub(crate) struct Piece {
     pub(crate) kind: Kind,
 }
 
+/// How far a worker is with a task.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Reached {
+    /// It runs the task.
+    Runs,
+    /// It has taken the task, which still waits.
+    Waits,
+    /// It has not taken the task.
+    No,
+}
+
 /// A worker's stream.
 #[derive(Debug, Default)]
 pub(crate) struct Stream {
@@ -69,20 +80,7 @@ impl Stream {
         self.on_the_way -= self.asked[self.arrived].bytes;
         self.arrived += 1;
     }
-}
 
-/// How far a worker is with a task.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Reached {
-    /// It runs the task.
-    Runs,
-    /// It has taken the task, which still waits.
-    Waits,
-    /// It has not taken the task.
-    No,
-}
-
-impl Stream {
     /// The task whose bytes come next.
     pub(crate) fn next_task(&self) -> Option<u32> {
         self.coming.front().map(|first| first.task)
