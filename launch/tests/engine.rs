@@ -150,6 +150,14 @@ fn the_requested_number_of_log_probabilities_is_returned() {
 }
 
 #[test]
+fn times_may_be_of_any_length() {
+    let long = Some(Duration::MAX);
+    let engine = load("qwen3", RunConfig { deadline: Duration::MAX, idle_exit: long, ..config() });
+    assert_eq!(engine.submit(Request::tokens([1], 3)).unwrap().wait().tokens.len(), 3);
+    engine.shutdown(Duration::MAX).unwrap();
+}
+
+#[test]
 fn requests_that_can_never_run_are_refused_with_help() {
     let engine = load("qwen3", RunConfig { max_waiting: 2, ..config() });
     let refused = |request: Request, kind, word: &str| {

@@ -23,6 +23,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+/// Longer times are cut: the kernel counts nanoseconds in 64 bits, and times are added to points in time.
+const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
 /// How long an engine that must stop at once may take beyond its deadline, for the kernel's end and the other ranks' reports.
 const STOP_GRACE: Duration = Duration::from_secs(20);
 
@@ -72,9 +74,11 @@ impl Engine {
     /// Those of [`Engine::load`], and those of `inspect`.
     pub fn load_with(
         model: ModelSpec,
-        config: RunConfig,
+        mut config: RunConfig,
         inspect: impl FnOnce(&Opened<'_>) -> Result<(), AppError> + Send + 'static,
     ) -> Result<Engine, Error> {
+        config.deadline = config.deadline.min(LONGEST);
+        config.idle_exit = config.idle_exit.map(|time| time.min(LONGEST));
         let life = Arc::new(Life::default());
         let (logprobs, deadline, max_waiting) = (config.logprobs, config.deadline, config.max_waiting);
         let (ready, loaded) = mpsc::channel();
