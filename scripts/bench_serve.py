@@ -303,7 +303,7 @@ def measure_fixed_batch(options):
                     command = ["mpirun", "-n", str(options.ranks), *command]
                 subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=VARIABLES)
                 for trace, kind in zip(traces[1:], fixed_batch.KINDS):
-                    greedy = () if kind == "sampling" else ("--greedy",)
+                    greedy = () if kind == "sampling" else ("--greedy", "--logprobs", "0")
                     server = ours(options, *greedy, *more, trace)
                     try:
                         fixed_batch.online(server.url, batch, options.tokens, kind)

@@ -7,8 +7,9 @@ of each request, from the ranks' timelines. mpk-serve is asked for
   of these interrupts a worker;
 - streams that the clients read only at the end, as if they were on another machine. This shows the server's own work alone.
 
-mpk-run and mpk-serve are both started with --greedy, so that they run the same graphs. By default mpk-serve has the sampling operators in its
-graphs, for requests that sample. What these operators cost greedy requests is a separate figure, measured with whole answers.
+mpk-run and mpk-serve are both started with --greedy and without log-probabilities, so that they run the same graphs. By default mpk-serve has the
+sampling operators and log-probabilities in its graphs. What these cost greedy requests that want neither is a separate figure, measured with whole
+answers.
 
 Iterations take longer if the KV caches hold more tokens. So only iterations with about the same number of tokens are compared: they are sorted into
 groups of 32 tokens per request, and only groups that occur in all kinds of runs count.
