@@ -58,6 +58,9 @@ pub fn run(args: &Args) -> Result<(), AppError> {
     };
     let options = build_options(&config, &model, &Nodes::one(ranks, "localhost"), target)?;
     let registry = kernels_cu::registry::registry();
+    if let ModelSource::Graph { .. } = &source {
+        user_graph::sharded(&model, &ops[0], &registry, &options.decode)?;
+    }
     if args.check && args.emit_graph.is_none() && !args.compile_only {
         let classes = check_classes(&ops, &registry, &options, |class| {
             let limits = if row.is_some() { check_limits(class.graphs()) } else { Ok(()) };

@@ -26,7 +26,7 @@ use std::time::{Duration, Instant};
 use taskgraph::json::{DataSources, op_graph_from_value};
 use taskgraph::op_graph::Role;
 use taskgraph::words::counted;
-use taskgraph::{Builder, Capacity, OpGraph, Rows};
+use taskgraph::{BuildOptions, Builder, Capacity, OpGraph, Registry, Rows};
 
 /// A parsed user graph, with the sources of its values.
 pub struct Parsed {
@@ -81,6 +81,21 @@ fn check_input_rows(model: &ModelJson, graph: &OpGraph) -> Result<(), AppError> 
         }
     }
     Ok(())
+}
+
+/// The graph as the ranks hold it.
+///
+/// # Errors
+/// Its shapes do not fit, or an input has fewer rows than the batch. The verifier does not see that: such rows are known by the batch.
+pub fn sharded(
+    model: &ModelJson,
+    graph: &OpGraph,
+    registry: &Registry,
+    options: &BuildOptions,
+) -> Result<OpGraph, AppError> {
+    let builder = Builder::new(graph, registry, options)?;
+    check_batch_rows(model, builder.op_graph())?;
+    Ok(builder.op_graph().clone())
 }
 
 /// Some operators work on the rows of the batch, not on those of their input. Checks that their inputs have as many rows.
@@ -159,12 +174,7 @@ impl UserGraph {
         let Parsed { graph, sources } = parsed;
         let mut ops = [graph];
         let registry = kernels_cu::registry::registry();
-        let sharded =
-            Builder::new(&ops[0], &registry, &options.decode).map_err(AppError::from).and_then(|builder| {
-                check_batch_rows(model, builder.op_graph())?;
-                Ok(builder.op_graph().clone())
-            });
-        let sharded = together(world, sharded)?;
+        let sharded = together(world, sharded(model, &ops[0], &registry, &options.decode))?;
         // Memory is allocated only now, when the shapes are known to be consistent.
         let mut values = together(world, values(model, &ops[0], &sources, random, world.rank()))?;
         ops[0] = together(world, fold(&ops[0], &mut values, &registry, &options.decode))?;
