@@ -115,7 +115,51 @@ fn a_limit_of_the_file_size_leaves_nothing_half_written() {
     let graphs = folder.path().join("graphs");
     let emit = Job::alone().arg(model.path()).arg("--emit-graph").arg(&graphs);
     refused(emit.limit(libc::RLIMIT_FSIZE, 4096).run(), 3, &words);
-    assert!(names(&graphs).is_empty(), "{:?}", names(&graphs));
+    assert!(!graphs.exists(), "{:?}", names(&graphs));
+}
+
+/// The files of a folder appear together or not at all: an error at a later file leaves no earlier one.
+#[test]
+fn an_emit_that_fails_leaves_the_folder_as_it_was() {
+    let model = ModelFile::of_fixture("mistral");
+    let folder = tempfile::tempdir().expect("a folder");
+    let at = |name: &str| folder.path().join(name);
+    let emit =
+        |target: &Path| Job::alone().arg(model.path()).args(["--ranks", "2", "--emit-graph"]).arg(target);
+    emit(&at("graphs")).run().expect(0);
+    let all = names(&at("graphs"));
+    let last = all.last().expect("several files").clone();
+    let passes = |target: &Path| {
+        Job::alone().of("mpk-graph").arg("passes").arg(model.path()).arg("--dump").arg(target)
+    };
+    passes(&at("passes")).run().expect(0);
+    let last_pass = names(&at("passes")).last().expect("several files").clone();
+    // A folder has the name of the last file. An old file of an earlier build and somebody else's file stay.
+    for (job, last) in [(emit(&at("taken")), &last), (passes(&at("taken")), &last_pass)] {
+        fs::create_dir_all(at("taken").join(last)).expect("a folder");
+        fs::write(at("taken").join(&all[0]), "old").expect("a file");
+        fs::write(at("taken/other"), "theirs").expect("a file");
+        let before = names(&at("taken"));
+        refused(job.run(), 2, &[last.as_str(), "Is a directory"]);
+        assert_eq!(names(&at("taken")), before);
+        assert_eq!(fs::read_to_string(at("taken").join(&all[0])).expect("the file"), "old");
+        fs::remove_dir_all(at("taken")).expect("the folder");
+    }
+    // A full disk is noticed before the first file is replaced.
+    fs::create_dir(at("full")).expect("a folder");
+    fs::write(at("full").join(&all[0]), "old").expect("a file");
+    symlink("/dev/full", at("full").join(&last)).expect("a link");
+    refused(emit(&at("full")).run(), 3, &[last.as_str(), "No space left"]);
+    assert_eq!(names(&at("full")), [all[0].clone(), last]);
+    assert_eq!(fs::read_to_string(at("full").join(&all[0])).expect("the file"), "old");
+    // New folders are removed again.
+    refused(emit(&at("new/graphs")).limit(libc::RLIMIT_FSIZE, 4096).run(), 3, &["File too large"]);
+    assert!(!at("new").exists());
+    // The same build again replaces its own files.
+    fs::write(at("graphs").join(&all[0]), "old").expect("a file");
+    emit(&at("graphs")).run().expect(0);
+    assert_eq!(names(&at("graphs")), all);
+    assert_ne!(fs::read_to_string(at("graphs").join(&all[0])).expect("the file"), "old");
 }
 
 #[test]

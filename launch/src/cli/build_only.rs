@@ -129,14 +129,15 @@ fn device_row(args: &Args) -> Result<Option<Device>, AppError> {
     Ok(row)
 }
 
-/// Writes all ranks' graphs. A file appears complete or not at all.
+/// Writes all ranks' graphs, or none.
 fn emit(folder: &Path, all: &[RankGraphs], main: &str) -> Result<(), AppError> {
-    std::fs::create_dir_all(folder).map_err(|error| files::failed(folder.display(), &error))?;
-    for graph in all.iter().flatten() {
-        let path = folder.join(file_name(graph, main));
-        files::write(&path, |out| write_json(graph, out))
-            .map_err(|error| files::failed(path.display(), &error))?;
-    }
+    let graphs: Vec<&TaskGraph> = all.iter().flatten().collect();
+    files::write_folder(
+        folder,
+        &graphs,
+        |graph| file_name(graph, main),
+        |graph, out| write_json(graph, out),
+    )?;
     let written: Vec<String> = all.iter().flatten().map(|graph| file_name(graph, main)).collect();
     let left = task_graphs(folder).into_iter().filter(|name| !written.contains(name)).collect::<Vec<_>>();
     if let Some(first) = left.first() {

@@ -6,7 +6,7 @@ use crate::model::families::{self, GraphOptions};
 use crate::model::files;
 use crate::model::model_source::ModelSource;
 use std::fmt::Write as _;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use taskgraph::json::{DataSources, op_graph_to_value};
 use taskgraph::op_graph::Role;
 use taskgraph::words::counted;
@@ -50,7 +50,7 @@ pub fn passes(wanted: &Wanted) -> Result<Vec<String>, AppError> {
     let registry = kernels_cu::registry::registry();
     let passes = Passes::default();
     let mut lines = Vec::new();
-    let mut written = Ok(());
+    let mut dumped = Ok(Vec::new());
     let mut show = |name: &str, graph: &OpGraph| {
         let number = lines.len();
         let tensors = graph.ops.iter().flat_map(|op| op.inputs.iter().chain(&op.outputs));
@@ -60,13 +60,24 @@ pub fn passes(wanted: &Wanted) -> Result<Vec<String>, AppError> {
             counted(graph.ops.len(), "operator"),
             counted(tensors.len(), "tensor")
         ));
-        if let (Some(folder), Ok(())) = (&wanted.dump, &written) {
-            written = dump(folder, &format!("{number:02}-{name}"), graph);
+        if let (Some(_), Ok(files)) = (&wanted.dump, &mut dumped)
+            && let Err(error) = dump(files, &format!("{number:02}-{name}"), graph)
+        {
+            dumped = Err(error);
         }
     };
     show("made", &graph);
-    passes.run_observed(&mut graph, &registry, &options, &mut show).map_err(AppError::from)?;
-    written?;
+    // The files show how far the passes came, also if one of them fails.
+    let ran = passes.run_observed(&mut graph, &registry, &options, &mut show);
+    if let Some(folder) = &wanted.dump {
+        files::write_folder(
+            folder,
+            &dumped?,
+            |(name, _)| name.clone(),
+            |(_, text), out| out.write_all(text.as_bytes()),
+        )?;
+    }
+    ran?;
     Ok(lines)
 }
 
@@ -95,15 +106,12 @@ pub(crate) fn pick(graphs: Vec<OpGraph>, name: &str) -> Result<OpGraph, AppError
     })
 }
 
-fn dump(folder: &Path, name: &str, graph: &OpGraph) -> Result<(), AppError> {
-    std::fs::create_dir_all(folder).map_err(|error| files::failed(folder.display(), &error))?;
+/// Adds the files of one graph, each with its name.
+fn dump(files: &mut Vec<(String, String)>, name: &str, graph: &OpGraph) -> Result<(), AppError> {
     let value = op_graph_to_value(graph, &DataSources::new()).map_err(|e| AppError::input(e.to_string()))?;
     let text = serde_json::to_string_pretty(&value).map_err(|e| AppError::input(e.to_string()))?;
-    for (extension, text) in [("json", text), ("dot", drawing(graph))] {
-        let path = folder.join(format!("{name}.{extension}"));
-        files::write(&path, |out| out.write_all(text.as_bytes()))
-            .map_err(|error| files::failed(path.display(), &error))?;
-    }
+    files.push((format!("{name}.json"), text));
+    files.push((format!("{name}.dot"), drawing(graph)));
     Ok(())
 }
 
@@ -159,6 +167,7 @@ pub fn drawing(graph: &OpGraph) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::path::Path;
 
     #[test]
     fn a_model_is_a_folder_or_a_model_json() {

@@ -2,7 +2,7 @@
 //!
 //! [`read()`] and [`open`] accept only regular files, and check before they open: a FIFO would block, and a device
 //! might act. [`write()`] replaces a regular file as a whole or leaves it as it was; anything else is written to
-//! directly. [`failed`] gives all output errors the same exit statuses.
+//! directly. [`write_folder`] writes several files, all of them or none. [`failed`] gives all output errors the same exit statuses.
 
 mod input;
 mod output;
@@ -10,4 +10,4 @@ mod output;
 mod tests;
 
 pub use input::{is_lfs_pointer, is_there, open, read, read_if_there};
-pub use output::{check, failed, report_size_limits, write};
+pub use output::{check, failed, report_size_limits, write, write_folder};

@@ -6,6 +6,7 @@
 
 use crate::model::app_error::AppError;
 use crate::model::lack::fix;
+use kernels_cu::signals::{self, Held};
 use std::ffi::OsString;
 use std::fmt::Display;
 use std::fs::{self, File, Metadata, OpenOptions, Permissions};
@@ -37,13 +38,59 @@ pub fn report_size_limits() {
 /// The system's errors. No partial file is left where a regular file was asked for.
 pub fn write(path: &Path, content: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<()> {
     match place(path)? {
-        Place::File { path, old } => replace(&path, old.as_ref(), content),
-        Place::Stream(metadata) => {
-            let mut out = BufWriter::new(Stream { file: open_stream(path, &metadata, PATIENCE)? });
-            content(&mut out)?;
-            out.flush()
+        Place::File { path, old } => {
+            writable(&path, old.as_ref())?;
+            Temporary::with(&path, old.as_ref(), content)?.rename(&path)
         }
+        Place::Stream(metadata) => write_stream(path, &metadata, content),
     }
+}
+
+/// Writes one file of `folder` for each of `items`, under `name(item)`: all of them, or none. The folder is created if it does not
+/// exist. Between the files a signal is noticed, so that nothing is left behind then, either.
+///
+/// # Errors
+/// As [`write()`], with the path. Existing files are as they were, and nothing new is left. Only if the system refuses a rename after
+/// all checks, some existing files may have their new content.
+pub fn write_folder<T>(
+    folder: &Path,
+    items: &[T],
+    name: impl Fn(&T) -> String,
+    content: impl Fn(&T, &mut dyn Write) -> io::Result<()>,
+) -> Result<(), AppError> {
+    // Dropped last, because it may end the process.
+    let _held = Held::new();
+    let created = NewFolder::create(folder).map_err(|error| failed(folder.display(), &error))?;
+    let mut outputs = Vec::with_capacity(items.len());
+    for item in items {
+        let path = folder.join(name(item));
+        let found = place(&path).and_then(|place| match &place {
+            Place::File { path, old } => writable(path, old.as_ref()).map(|()| place),
+            Place::Stream(_) => Ok(place),
+        });
+        outputs.push((item, found.map_err(|error| failed(path.display(), &error))?, path));
+    }
+    // What can fail for a full disk comes before the first rename.
+    let mut written = Vec::new();
+    for (item, place, path) in &outputs {
+        let content = |out: &mut dyn Write| content(item, out);
+        let done = match place {
+            _ if signals::is_kept() => Err(ErrorKind::Interrupted.into()),
+            Place::File { path, old } => Temporary::with(path, old.as_ref(), content).map(|temporary| {
+                written.push((temporary, path, old.is_none()));
+            }),
+            Place::Stream(metadata) => write_stream(path, metadata, content),
+        };
+        done.map_err(|error| failed(path.display(), &error))?;
+    }
+    let mut renamed = Vec::with_capacity(written.len());
+    for (temporary, path, is_new) in written {
+        temporary.rename(path).map_err(|error| failed(path.display(), &error))?;
+        renamed.extend(is_new.then(|| Temporary { path: path.clone() }));
+    }
+    renamed.into_iter().for_each(Temporary::keep);
+    created.keep();
+    Ok(())
 }
 
 /// Checks in advance whether [`write()`] could write to `path`. Nothing is changed or left behind.
@@ -129,36 +176,46 @@ fn writable(path: &Path, old: Option<&Metadata>) -> io::Result<()> {
     Ok(())
 }
 
-fn replace(
+fn write_stream(
     path: &Path,
-    old: Option<&Metadata>,
+    found: &Metadata,
     content: impl FnOnce(&mut dyn Write) -> io::Result<()>,
 ) -> io::Result<()> {
-    writable(path, old)?;
-    let temporary = Temporary::beside(path, old)?;
-    let mut out = BufWriter::new(&temporary.file);
+    let mut out = BufWriter::new(Stream { file: open_stream(path, found, PATIENCE)? });
     content(&mut out)?;
-    out.flush()?;
-    drop(out);
-    // Some file systems notice only now that the disk is full.
-    match temporary.file.sync_data() {
-        Err(error) if error.kind() != ErrorKind::Unsupported && error.kind() != ErrorKind::InvalidInput => {
-            return Err(error);
-        }
-        _ => {}
-    }
-    temporary.rename(path)
+    out.flush()
 }
 
-/// A file with a unique name. It is removed unless it is renamed.
+/// A file with a unique name. It is removed unless it is renamed or kept.
 struct Temporary {
     path: PathBuf,
-    file: File,
 }
 
 impl Temporary {
+    /// Writes the output of `content` to a file in the folder of `path`.
+    fn with(
+        path: &Path,
+        old: Option<&Metadata>,
+        content: impl FnOnce(&mut dyn Write) -> io::Result<()>,
+    ) -> io::Result<Temporary> {
+        let (temporary, file) = Temporary::beside(path, old)?;
+        let mut out = BufWriter::new(&file);
+        content(&mut out)?;
+        out.flush()?;
+        drop(out);
+        // Some file systems notice only now that the disk is full.
+        match file.sync_data() {
+            Err(error)
+                if error.kind() != ErrorKind::Unsupported && error.kind() != ErrorKind::InvalidInput =>
+            {
+                Err(error)
+            }
+            _ => Ok(temporary),
+        }
+    }
+
     /// Creates an empty file in the folder of `path`, with the owner and permissions of `old`.
-    fn beside(path: &Path, old: Option<&Metadata>) -> io::Result<Temporary> {
+    fn beside(path: &Path, old: Option<&Metadata>) -> io::Result<(Temporary, File)> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         loop {
             let number = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -167,11 +224,11 @@ impl Temporary {
             let mode = if old.is_some() { 0o600 } else { 0o666 };
             match OpenOptions::new().write(true).create_new(true).mode(mode).open(&place) {
                 Ok(file) => {
-                    let temporary = Temporary { path: place, file };
+                    let temporary = Temporary { path: place };
                     if let Some(old) = old {
-                        temporary.take_after(old)?;
+                        take_after(&file, old)?;
                     }
-                    return Ok(temporary);
+                    return Ok((temporary, file));
                 }
                 // A file left by a killed process with the same number, or by another machine.
                 Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
@@ -180,20 +237,25 @@ impl Temporary {
         }
     }
 
-    fn take_after(&self, old: &Metadata) -> io::Result<()> {
-        let own = self.file.metadata()?;
-        if (own.uid(), own.gid()) != (old.uid(), old.gid()) {
-            // Only root can change the owner. Otherwise the file belongs to this user from now on.
-            let _ = fchown(&self.file, Some(old.uid()), Some(old.gid()));
-        }
-        self.file.set_permissions(Permissions::from_mode(old.mode() & 0o777))
-    }
-
-    fn rename(mut self, path: &Path) -> io::Result<()> {
+    fn rename(self, path: &Path) -> io::Result<()> {
         fs::rename(&self.path, path)?;
-        self.path = PathBuf::new();
+        self.keep();
         Ok(())
     }
+
+    fn keep(mut self) {
+        self.path = PathBuf::new();
+    }
+}
+
+/// Gives a file the owner and permissions of `old`.
+fn take_after(file: &File, old: &Metadata) -> io::Result<()> {
+    let own = file.metadata()?;
+    if (own.uid(), own.gid()) != (old.uid(), old.gid()) {
+        // Only root can change the owner. Otherwise the file belongs to this user from now on.
+        let _ = fchown(file, Some(old.uid()), Some(old.gid()));
+    }
+    file.set_permissions(Permissions::from_mode(old.mode() & 0o777))
 }
 
 impl Drop for Temporary {
@@ -201,6 +263,32 @@ impl Drop for Temporary {
         if !self.path.as_os_str().is_empty() {
             // The first error is the one to report.
             let _ = fs::remove_file(&self.path);
+        }
+    }
+}
+
+/// Folders that did not exist before, the innermost first. They are removed, if they are empty, unless they are kept.
+struct NewFolder(Vec<PathBuf>);
+
+impl NewFolder {
+    /// Creates `folder` and those above it.
+    fn create(folder: &Path) -> io::Result<NewFolder> {
+        let missing = folder.ancestors().take_while(|path| !path.as_os_str().is_empty() && !path.exists());
+        let created = NewFolder(missing.map(Path::to_path_buf).collect());
+        fs::create_dir_all(folder)?;
+        Ok(created)
+    }
+
+    fn keep(mut self) {
+        self.0.clear();
+    }
+}
+
+impl Drop for NewFolder {
+    fn drop(&mut self) {
+        for folder in &self.0 {
+            // The first error is the one to report.
+            let _ = fs::remove_dir(folder);
         }
     }
 }
