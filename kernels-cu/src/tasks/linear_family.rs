@@ -216,7 +216,8 @@ impl Family {
                     [gate, up] if self.gated && gate == up => Sharding::Split { dim: 1, parts: vec![*gate] },
                     _ if self.gated => {
                         return Err(OpError(format!(
-                            "`{}` must be split over the ranks as gate and up, both in the same way",
+                            "`{}` must be split over the ranks as gate and up, both in the same way; give its `shard` two \
+                             equal `parts`",
                             weight.name
                         )));
                     }
@@ -323,12 +324,7 @@ impl Family {
     /// all inputs on each of them would then cost more than gating the few outputs. Packed weights are cut at
     /// multiples of 16 rows, so the ups must begin at such a row; in pairs of rows, at a multiple of 8.
     pub fn fuses(self, op: &OpView<'_>, world: u32, target: &Target) -> bool {
-        let gates = self.gated || self.source == Source::SiluMul;
-        // The GPU's products gate by SiLU only.
-        if gates
-            && target.backend == Backend::Cuda
-            && contract::activation(op.attrs) != Ok(abi::MPK_ACTIVATION_SILU)
-        {
+        if !contract::activation(op.attrs).is_ok_and(|activation| self.has_gate(activation, target)) {
             return false;
         }
         if !self.gated {
@@ -348,6 +344,24 @@ impl Family {
             _ => weight.ty.dims.first().is_some_and(|n| aligned(n / 2)),
         };
         aligned && u64::from(target.max_tiles) >= target.tuned(&GATING_WORKERS)
+    }
+
+    /// True if the target's code has this gate, or the product has none. The GPU's products gate by SiLU only.
+    fn has_gate(self, activation: u32, target: &Target) -> bool {
+        let gates = self.gated || self.source == Source::SiluMul;
+        !gates || target.backend != Backend::Cuda || activation == abi::MPK_ACTIVATION_SILU
+    }
+
+    /// What to use where a gated product is refused. A graph that names it could not know.
+    fn separate(self) -> &'static str {
+        match (self.gated, self.source, self.residual) {
+            (true, Source::RmsNorm, _) => {
+                "use `rmsnorm_linear`, then `silu_mul`; they are fused where that is possible"
+            }
+            (true, ..) => "use `linear`, then `silu_mul`",
+            (false, _, true) => "use `silu_mul`, then `linear_with_residual`",
+            (false, _, false) => "use `silu_mul`, then `linear`",
+        }
     }
 
     /// Column tiles of the output are multiples of it.
@@ -438,11 +452,15 @@ impl Family {
             eps: if at.norm.is_some() { contract::eps(op.global)? } else { 0.0 },
             activation: contract::activation(attrs)?,
         };
+        if !self.has_gate(params.activation, target) {
+            return Err(OpError(format!("on a GPU its `activation` can only be silu; {}", self.separate())));
+        }
         let column_unit = self.column_unit(target);
         if self.gated && columns % column_unit != 0 {
             return Err(OpError(format!(
-                "on rank {} the weight has {columns} rows of gates, but must have a multiple of {column_unit}",
-                op.rank
+                "on rank {} the weight has {columns} rows of gates, but must have a multiple of {column_unit}; {}",
+                op.rank,
+                self.separate()
             )));
         }
         let align = contract::attr_u32(attrs, "align")?.unwrap_or(1);

@@ -245,7 +245,10 @@ fn a_gate_is_fused_where_workers_are_many_and_the_ups_begin_at_a_tile() {
     assert_eq!(GATED.infer(&view(&attrs, &halves, 2)).unwrap()[0].dims, [2, 96]);
     let uneven = operands(192, parts(0, &[128, 64]));
     let message = GATED.shard(&view(&attrs, &uneven, 2), 2).unwrap_err().0;
-    assert!(message.contains("`w`") && message.contains("gate"), "{message}");
+    assert!(
+        message.contains("`w`") && message.contains("gate") && message.contains("two equal `parts`"),
+        "{message}"
+    );
     assert!(GATED.infer(&view(&attrs, &operands(191, Sharding::Replicated), 2)).is_err());
 }
 
@@ -299,6 +302,40 @@ fn gates_that_fill_no_tile_are_refused() {
     for (target, unit) in [(Target::cpu(4), 16), (cuda(), 8)] {
         let message = GATED.partition(&local, &target).unwrap_err().0;
         assert!(message.contains("12 rows of gates") && message.contains(&unit.to_string()), "{message}");
+        assert!(message.contains("use `rmsnorm_linear`, then `silu_mul`"), "says what to do: {message}");
+    }
+}
+
+/// The GPU's products have no code for other gates than SiLU, and would compute with SiLU.
+#[test]
+fn gates_that_a_gpu_lacks_are_refused_there() {
+    let with_residual = Family { residual: true, ..SILU_MUL };
+    for (family, separate) in [
+        (GATED, "use `rmsnorm_linear`, then `silu_mul`"),
+        (SILU_MUL, "use `silu_mul`, then `linear`"),
+        (with_residual, "use `silu_mul`, then `linear_with_residual`"),
+    ] {
+        let mut operands = vec![operand("x", DType::F32, &[1, 64], Sharding::Replicated)];
+        let k = if family.gated { 64 } else { 32 };
+        operands.extend(family.gated.then(|| operand("norm", DType::Bf16, &[k], Sharding::Replicated)));
+        operands.push(operand("w", DType::Bf16, &[32, k], Sharding::Replicated));
+        let residual = operand("residual", DType::F32, &[1, 32], Sharding::Replicated);
+        operands.extend(family.residual.then_some(residual));
+        for activation in ["silu", "gelu", "gelu-tanh"] {
+            let attrs = Attrs::from_iter([("activation".to_string(), activation.into())]);
+            let global = view(&attrs, &operands, 1);
+            let inputs = operands.iter().map(|o| o.ty.clone()).collect();
+            let outputs = family.infer(&global).unwrap();
+            let local = LocalOp { global: &global, inputs, outputs, rank: 0, world: 1 };
+            assert!(family.partition(&local, &Target::cpu(4)).is_ok(), "{activation}");
+            match family.partition(&local, &cuda()) {
+                Ok(_) => assert_eq!(activation, "silu"),
+                Err(error) => {
+                    assert!(error.0.contains("`activation` can only be silu"), "{}", error.0);
+                    assert!(activation != "silu" && error.0.contains(separate), "{}", error.0);
+                }
+            }
+        }
     }
 }
 
