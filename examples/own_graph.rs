@@ -2,6 +2,7 @@
 
 use launch::engine::{Engine, ModelSpec, RunConfig};
 use serde_json::json;
+use std::io::{ErrorKind, Write};
 use taskgraph::{Attrs, Capacity, DType, OpGraph, Split};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -28,6 +29,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         return Ok(engine.serve()?);
     }
     let run = engine.run_graph(1)?;
-    println!("{:?}", run.outputs[0].values);
+    match writeln!(std::io::stdout(), "{:?}", run.outputs[0].values) {
+        // The reader of a pipe has gone.
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => {}
+        written => written?,
+    }
     Ok(engine.shutdown(std::time::Duration::MAX)?)
 }

@@ -367,6 +367,11 @@ fn pipes_without_a_reader_do_not_change_the_status() {
     Job::alone().arg("/no/such/model.json").arg("--check").stderr_unread().run().expect(2);
     Job::alone().arg("/no/such/model.json").stderr_unread().run().expect(2);
     Job::alone().args(["doctor", "/no/such/model.json"]).stderr_unread().run().expect(2);
+    let tiny = ModelFile::of_fixture("tiny");
+    for job in [Job::alone().of("examples/engine").arg(tiny.path()), Job::alone().of("examples/own_graph")] {
+        let run = job.stdout_unread().run().expect(0).expect_nothing_left();
+        assert!(!run.stderr.contains("panicked"), "{}", run.stderr);
+    }
 }
 
 /// `--help` and `--version` are no errors.
