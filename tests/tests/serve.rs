@@ -158,6 +158,19 @@ fn a_lost_rank_ends_every_stream_with_an_error() {
     finished.expect_nothing_left();
 }
 
+/// The timeline is written when the server ends. If that fails, the server ends as mpk-run does.
+#[test]
+fn a_timeline_that_cannot_be_written_is_reported_once() {
+    for ranks in [1, 2] {
+        let Server { running, .. } = Server::start(ranks, &example(), &["--trace", "/dev/full"]);
+        running.signal_process(&running.ranks()[0].clone(), libc::SIGTERM);
+        let finished = running.wait().expect(3).expect_nothing_left();
+        let lines: Vec<&str> = finished.stderr.lines().filter(|line| line.contains("/dev/full")).collect();
+        assert_eq!(lines.len(), 1, "{}", finished.stderr);
+        assert!(lines[0].starts_with("mpk-serve: error: cannot write to /dev/full"), "{}", lines[0]);
+    }
+}
+
 #[test]
 fn errors_are_reported_before_anything_is_loaded() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();

@@ -163,10 +163,16 @@ fn end(outcome: Outcome, engine: &Engine) -> i32 {
             if let Outcome::CutOff(count) = outcome {
                 tracing::warn!("{count} answers were cut off after --shutdown-timeout");
             }
-            if let Err(error) = engine.shutdown(END_OF_ENGINE) {
-                tracing::warn!("the engine ended with an error: {error}");
+            match (engine.shutdown(END_OF_ENGINE), engine.ended()) {
+                // The engine has reported the error.
+                (_, Some(Err(error))) => error.exit_status(),
+                (Err(error), Some(Ok(()))) => {
+                    tracing::warn!("{error}");
+                    0
+                }
+                (Err(error), None) => failed(&error.into()),
+                (Ok(()), _) => 0,
             }
-            0
         }
     }
 }

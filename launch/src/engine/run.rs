@@ -296,6 +296,11 @@ impl Engine {
         )))
     }
 
+    /// How the engine has ended on this rank. `None`: it has not.
+    pub fn ended(&self) -> Option<Result<(), Error>> {
+        self.life.ended()
+    }
+
     /// Accepts no more requests.
     fn stop(&self, status: i32) {
         self.life.stop(status);
