@@ -6,7 +6,7 @@ use super::prompts::of_input;
 use super::state::Loaded;
 use crate::model::chat_template::Rendering;
 use crate::model::prompts::Prompt;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 /// The inputs of a chat template.
 pub struct Conversation {
@@ -16,6 +16,9 @@ pub struct Conversation {
 
 /// Names that the template gets from the request itself.
 const RESERVED: [&str; 4] = ["messages", "tools", "documents", "add_generation_prompt"];
+
+/// What an assistant's message may have instead of content, as in OpenAI's API.
+const INSTEAD_OF_CONTENT: [&str; 3] = ["tool_calls", "function_call", "refusal"];
 
 impl Conversation {
     /// Reads `messages`, `tools`, `chat_template_kwargs` and `add_generation_prompt`.
@@ -66,15 +69,25 @@ fn message(i: usize, message: Value) -> Result<Value, ApiError> {
         Value::Object(message) => message,
         other => return Err(wrong(&place, "an object with `role` and `content`", &other)),
     };
-    match message.get("role") {
-        Some(Value::String(_)) => {}
+    let role = match message.get("role") {
+        Some(Value::String(role)) => role,
         other => {
             let found = other.unwrap_or(&Value::Null);
             return Err(wrong(&format!("{place}.role"), "a string such as \"user\"", found));
         }
-    }
+    };
+    let given = |name: &&str| message.get(*name).is_some_and(|value| !value.is_null() && *value != json!([]));
+    let needs_content = role != "assistant" || !INSTEAD_OF_CONTENT.iter().any(given);
+    // A function's result may be null.
+    let needs_value = needs_content && role != "function";
     match message.get_mut("content") {
-        None | Some(Value::Null | Value::String(_)) => {}
+        None if needs_content => {
+            let place = format!("{place}.content");
+            let message = format!("`{place}` is missing");
+            return Err(ApiError::field(place, message));
+        }
+        None | Some(Value::String(_)) => {}
+        Some(Value::Null) if !needs_value => {}
         Some(content) => {
             let joined = match content {
                 Value::Array(parts) => join(&place, parts)?,
@@ -143,7 +156,6 @@ fn tools(list: Vec<Value>) -> Result<Vec<Value>, ApiError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
 
     fn read(value: Value) -> Result<Conversation, ApiError> {
         let Value::Object(object) = value else { panic!("an object") };
@@ -161,6 +173,41 @@ mod tests {
         assert_eq!(conversation.messages[0]["content"], "a\nb");
         assert_eq!(conversation.messages[1]["tool_calls"][0]["function"]["arguments"], json!({"x": 1}));
         assert_eq!(conversation.messages[1]["tool_calls"][1]["function"]["arguments"], "not JSON");
+    }
+
+    /// As in OpenAI's API: only an assistant's message may lack content, and only if it says something else.
+    #[test]
+    fn content_is_required() {
+        let read = |message: Value| read(json!({"messages": [message]}));
+        let with = |mut message: Value, content: Value| {
+            message["content"] = content;
+            message
+        };
+        for role in ["system", "developer", "user", "assistant", "tool", "function"] {
+            let message = json!({"role": role, "tool_call_id": "1", "name": "f"});
+            let error = read(message.clone()).err().unwrap();
+            assert_eq!(error.param.as_deref(), Some("messages[0].content"), "{role}");
+            assert!(error.message.ends_with("is missing"), "{role}: {}", error.message);
+            let null = read(with(message.clone(), Value::Null));
+            match role {
+                "function" => assert!(null.is_ok()),
+                _ => assert_eq!(null.err().unwrap().param.as_deref(), Some("messages[0].content"), "{role}"),
+            }
+            assert!(read(with(message, json!(""))).is_ok(), "{role}");
+        }
+        for (name, value) in [
+            ("tool_calls", json!([{"type": "function", "function": {"name": "f", "arguments": "{}"}}])),
+            ("function_call", json!({"name": "f", "arguments": "{}"})),
+            ("refusal", json!("no")),
+        ] {
+            for (role, accepted) in [("assistant", true), ("user", false)] {
+                let message = json!({"role": role, name: value});
+                assert_eq!(read(message.clone()).is_ok(), accepted, "{role}, {name}");
+                assert_eq!(read(with(message, Value::Null)).is_ok(), accepted, "{role}, {name}");
+            }
+        }
+        assert!(read(json!({"role": "assistant", "content": null, "tool_calls": []})).is_err());
+        assert!(read(json!({"role": "assistant", "content": null, "tool_calls": null})).is_err());
     }
 
     #[test]
