@@ -475,8 +475,10 @@ fn a_cache_without_region_dims_is_refused() {
 #[test]
 fn values_and_tokens_that_do_not_fit_are_refused() {
     let refused = |model: &ModelFile, wanted: &str| {
-        let run = Job::new(1).arg(model.path()).run().expect(2).expect_nothing_left();
-        assert!(run.stderr.contains(wanted), "{}", run.stderr);
+        for how in [&["--check"][..], &["--backend", "cpu"]] {
+            let run = Job::new(1).arg(model.path()).args(how).run().expect(2).expect_nothing_left();
+            assert!(run.stderr.contains(wanted), "{how:?}: {}", run.stderr);
+        }
     };
     for (dtype, value, wanted) in
         [("f32", 1e39, "1e39"), ("f16", 65520.0, "6.552e4"), ("bf16", -3.4e38, "-3.4e38")]

@@ -252,8 +252,21 @@ impl Args {
         given.into_iter().find_map(|(name, given)| given.then_some(name))
     }
 
+    /// Checks that no option is given that has no effect on a user graph.
+    ///
+    /// # Errors
+    /// Names the first such option.
+    pub fn check_for_user_graph(&self) -> Result<(), AppError> {
+        self.only_for_tokens().map_or(Ok(()), |option| {
+            Err(AppError::input(format!(
+                "{option} has no effect on a graph of your own, which has its own sizes and no tokens to generate"
+            ))
+            .with_help("leave it out"))
+        })
+    }
+
     /// The first option that has no effect on a user graph.
-    pub fn only_for_tokens(&self) -> Option<&'static str> {
+    fn only_for_tokens(&self) -> Option<&'static str> {
         let given = [
             ("--prompt", !self.prompt.is_empty()),
             ("--prompt-tokens", !self.prompt_tokens.is_empty()),

@@ -6,7 +6,7 @@ use crate::engine::backend::cuda_target;
 use crate::engine::cubin::compile_all;
 use crate::engine::graphs::{RankGraphs, build_options, build_verified, check_classes, check_ranks};
 use crate::engine::tuning::{self, Place};
-use crate::engine::user_graph;
+use crate::engine::user_graph::{Prepared, Wanted};
 use crate::model::app_error::AppError;
 use crate::model::families::{self, GraphOptions};
 use crate::model::files;
@@ -36,11 +36,15 @@ pub fn run(args: &Args) -> Result<(), AppError> {
         Some(row) => cuda_target(row, &model)?,
     };
     let config = args.run_config();
-    if let ModelSource::Model(source) = &source {
-        let place = Place::new(&source.config, row.as_ref().map(|row| row.name), target.workers, ranks);
-        tuning::use_values(tuning::resolve(&config, &place, target.backend)?, &mut model, &mut target);
+    match &source {
+        ModelSource::Model(source) => {
+            let place = Place::new(&source.config, row.as_ref().map(|row| row.name), target.workers, ranks);
+            tuning::use_values(tuning::resolve(&config, &place, target.backend)?, &mut model, &mut target);
+        }
+        ModelSource::Graph { .. } => target.tuning = tuning::of_user_graph(&config, target.backend)?,
     }
     let tuned = target.tuning.clone();
+    let options = build_options(&config, &model, &Nodes::one(ranks, "localhost"), target.clone())?;
     let (ops, main) = match &source {
         ModelSource::Model(source) => {
             check_ranks(source, ranks)?;
@@ -50,17 +54,15 @@ pub fn run(args: &Args) -> Result<(), AppError> {
                 .with_sampling(!args.sampling.in_force(&model, source)?.sampling.is_greedy());
             (families::op_graphs(&source.config, &sizes, &options), families::main_graph_name(&sizes))
         }
-        ModelSource::Graph { graph, .. } => {
-            let parsed = user_graph::parse(&model, graph)?;
-            let name = parsed.graph.name.clone();
-            (vec![parsed.graph], name)
+        ModelSource::Graph { graph, weights } => {
+            args.check_for_user_graph()?;
+            let random = weights.as_ref();
+            let prepared = Prepared::new(&model, graph, random, 0, &options.decode, Wanted::ToBuild)?;
+            let name = prepared.graph.name.clone();
+            (vec![prepared.graph], name)
         }
     };
-    let options = build_options(&config, &model, &Nodes::one(ranks, "localhost"), target)?;
     let registry = kernels_cu::registry::registry();
-    if let ModelSource::Graph { .. } = &source {
-        user_graph::sharded(&model, &ops[0], &registry, &options.decode)?;
-    }
     if args.check && args.emit_graph.is_none() && !args.compile_only {
         let classes = check_classes(&ops, &registry, &options, |class| {
             let limits = if row.is_some() { check_limits(class.graphs()) } else { Ok(()) };

@@ -103,12 +103,7 @@ fn generate(args: &Args, engine: &Engine, requests: Vec<Request>) -> Result<(), 
 
 /// Runs a user graph and prints its outputs.
 fn run_graph(args: &Args, engine: &Engine) -> Result<(), Failure> {
-    if let Some(option) = args.only_for_tokens() {
-        let message = format!(
-            "{option} has no effect on a graph of your own, which has its own sizes and no tokens to generate"
-        );
-        return Err(AppError::input(message).with_help("leave it out").into());
-    }
+    args.check_for_user_graph()?;
     let iterations = args.iterations.unwrap_or(1);
     // On rank 0, an error of a graph's run ends the engine on all ranks.
     let run = engine.run_graph(iterations).map_err(Failure::told)?;

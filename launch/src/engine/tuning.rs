@@ -192,12 +192,25 @@ pub fn resolve(config: &RunConfig, place: &Place, backend: Backend) -> Result<Tu
         }
     }
     tuning.extend(&config.tuning);
-    tuning.check(knobs(backend)).map_err(|problem| AppError::input(format!("tuning: {problem}")))?;
+    check(&tuning, backend)?;
     if !tuning.is_empty() {
         let values: Vec<String> = tuning.iter().map(|(name, value)| format!("{name} {value}")).collect();
         tracing::info!("tuned for this machine and shape: {} (--tuning off for defaults)", values.join(", "));
     }
     Ok(tuning)
+}
+
+/// The values of a user graph, for which there are no tables.
+///
+/// # Errors
+/// A knob does not allow its value.
+pub fn of_user_graph(config: &RunConfig, backend: Backend) -> Result<Tuning, AppError> {
+    check(&config.tuning, backend)?;
+    Ok(config.tuning.clone())
+}
+
+fn check(tuning: &Tuning, backend: Backend) -> Result<(), AppError> {
+    tuning.check(knobs(backend)).map_err(|problem| AppError::input(format!("tuning: {problem}")))
 }
 
 /// Cuts graphs by `tuning`, and places them by it if the model does not say how.

@@ -12,9 +12,10 @@ use crate::engine::graphs::{build_options, build_together};
 use crate::engine::launch::{launch, load, run_options};
 use crate::engine::tuning;
 use crate::engine::user_outputs::{Output, locals, outputs};
+pub use crate::engine::user_values::Wanted;
 use crate::engine::user_values::{GivenValues, values, write_inputs};
 use crate::model::app_error::AppError;
-use crate::model::fold::fold;
+use crate::model::fold::{Values, fold};
 use crate::model::model_json::ModelJson;
 use crate::model::not_numbers::NotNumbers;
 use crate::model::random_weights::RandomWeights;
@@ -26,7 +27,7 @@ use std::time::{Duration, Instant};
 use taskgraph::json::{DataSources, op_graph_from_value};
 use taskgraph::op_graph::Role;
 use taskgraph::words::counted;
-use taskgraph::{BuildOptions, Builder, Capacity, OpGraph, Registry, Rows};
+use taskgraph::{BuildOptions, Builder, Capacity, OpGraph, Rows};
 
 /// A parsed user graph, with the sources of its values.
 pub struct Parsed {
@@ -83,19 +84,41 @@ fn check_input_rows(model: &ModelJson, graph: &OpGraph) -> Result<(), AppError> 
     Ok(())
 }
 
-/// The graph as the ranks hold it.
-///
-/// # Errors
-/// Its shapes do not fit, or an input has fewer rows than the batch. The verifier does not see that: such rows are known by the batch.
-pub fn sharded(
-    model: &ModelJson,
-    graph: &OpGraph,
-    registry: &Registry,
-    options: &BuildOptions,
-) -> Result<OpGraph, AppError> {
-    let builder = Builder::new(graph, registry, options)?;
-    check_batch_rows(model, builder.op_graph())?;
-    Ok(builder.op_graph().clone())
+/// A graph that is ready to be built, and everything about it that is known without running it.
+pub struct Prepared {
+    /// The given graph, with constants folded.
+    pub graph: OpGraph,
+    /// The graph as the ranks hold it.
+    sharded: OpGraph,
+    values: Values,
+    sequences: Sequences,
+}
+
+impl Prepared {
+    /// Reads and checks `"graph"` for rank `rank`. `wanted` says of which tensors the values are kept.
+    ///
+    /// # Errors
+    /// The graph cannot run: its shapes do not fit, values or tokens are missing or invalid, or an input has fewer rows than the
+    /// batch. The verifier does not see the last: such rows are known by the batch.
+    pub fn new(
+        model: &ModelJson,
+        graph: &Value,
+        random: Option<&RandomWeights>,
+        rank: u32,
+        options: &BuildOptions,
+        wanted: Wanted,
+    ) -> Result<Prepared, AppError> {
+        let Parsed { graph, sources } = parse(model, graph)?;
+        let sequences = sequences(model, &graph)?;
+        let registry = kernels_cu::registry::registry();
+        let builder = Builder::new(&graph, &registry, options)?;
+        check_batch_rows(model, builder.op_graph())?;
+        let sharded = builder.op_graph().clone();
+        // Memory is allocated only now, when the shapes are known to be consistent.
+        let mut values = values(model, &graph, &sources, random, rank, wanted)?;
+        let graph = fold(&graph, &mut values, &registry, options)?;
+        Ok(Prepared { graph, sharded, values, sequences })
+    }
 }
 
 /// Some operators work on the rows of the batch, not on those of their input. Checks that their inputs have as many rows.
@@ -142,9 +165,7 @@ pub struct GraphRun {
 
 /// A graph that has been loaded.
 pub(crate) struct UserGraph {
-    /// The given graph, with constants folded.
     graph: OpGraph,
-    /// The graph as the ranks hold it.
     sharded: OpGraph,
     values: WeightSource,
     sequences: Sequences,
@@ -161,23 +182,12 @@ impl UserGraph {
         backend: Backend,
     ) -> Result<(UserGraph, Rank), Error> {
         world.phase("graphs");
-        let prepared = parse(model, graph).and_then(|parsed| {
-            let sequences = sequences(model, &parsed.graph)?;
-            Ok((parsed, sequences))
-        });
-        let (parsed, sequences) = together(world, prepared)?;
         let mut target = backend.target(world, model)?;
-        let given = config.tuning.check(tuning::knobs(target.backend));
-        together(world, given.map_err(|problem| AppError::input(format!("tuning: {problem}"))))?;
-        target.tuning = config.tuning.clone();
+        target.tuning = together(world, tuning::of_user_graph(config, target.backend))?;
         let options = together(world, build_options(config, model, world.nodes(), target))?;
-        let Parsed { graph, sources } = parsed;
-        let mut ops = [graph];
-        let registry = kernels_cu::registry::registry();
-        let sharded = together(world, sharded(model, &ops[0], &registry, &options.decode))?;
-        // Memory is allocated only now, when the shapes are known to be consistent.
-        let mut values = together(world, values(model, &ops[0], &sources, random, world.rank()))?;
-        ops[0] = together(world, fold(&ops[0], &mut values, &registry, &options.decode))?;
+        let prepared = Prepared::new(model, graph, random, world.rank(), &options.decode, Wanted::All);
+        let Prepared { graph, sharded, values, sequences } = together(world, prepared)?;
+        let ops = [graph];
         let (graphs, _) = build_together(world, &ops, &options)?;
         let run_options = together(world, run_options(config, &graphs[0].ops))?;
         let [graph] = ops;

@@ -5,7 +5,7 @@ use crate::model::checkpoint;
 use crate::model::convert::convert;
 use crate::model::files;
 use crate::model::fill::{fill_weight, filled, read_piece, weight_dtype, weight_pieces};
-use crate::model::fold::whole;
+use crate::model::fold::{Values, whole};
 use crate::model::hf_config::WeightDtype;
 use crate::model::model_json::ModelJson;
 use crate::model::not_numbers::NotNumbers;
@@ -13,7 +13,7 @@ use crate::model::random_weights::RandomWeights;
 use crate::model::weights::WeightSource;
 use distributed::fill::{Piece, TensorSource};
 use distributed::{Rank, World};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 use taskgraph::json::{DataSource, DataSources};
 use taskgraph::op_graph::{Role, Tensor};
@@ -53,15 +53,26 @@ impl TensorSource for GivenValues<'_> {
     }
 }
 
-/// Global values of every input, weight and constant by name. A weight is listed by the names of its parts.
+/// Of which tensors the values are kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wanted {
+    /// Of all tensors.
+    All,
+    /// Of those that decide how the graph is built. Given values are checked all the same, but random ones are not made.
+    ToBuild,
+}
+
+/// Global values of inputs, weights and constants by name. A weight is listed by the names of its parts.
 pub(super) fn values(
     model: &ModelJson,
     graph: &OpGraph,
     sources: &DataSources,
     random: Option<&RandomWeights>,
     rank: u32,
-) -> Result<HashMap<String, Vec<f32>>, AppError> {
-    let mut all = HashMap::new();
+    wanted: Wanted,
+) -> Result<Values, AppError> {
+    let build = (wanted == Wanted::ToBuild).then(|| needed_to_build(graph));
+    let mut all = Values::new();
     // Weights may share a part, such as the embedding and the head, but not with different values.
     let mut insert = |name: &str, values: Vec<f32>| match all.get(name) {
         Some(known) if *known != values => Err(AppError::input(format!(
@@ -73,10 +84,17 @@ pub(super) fn values(
             Ok(())
         }
     };
-    for tensor in &graph.tensors {
+    for (index, tensor) in graph.tensors.iter().enumerate() {
         let needed = matches!(tensor.role, Role::Input | Role::Weight { .. } | Role::Constant);
         let source = sources.get(&tensor.name);
         if !needed && source.is_none() {
+            continue;
+        }
+        let is_random = match source {
+            None => random.is_some(),
+            Some(source) => matches!(source, DataSource::Random { .. }),
+        };
+        if is_random && build.as_ref().is_some_and(|build| !build.contains(&(index as u32))) {
             continue;
         }
         let values = match source {
@@ -109,6 +127,30 @@ pub(super) fn values(
         }
     }
     Ok(all)
+}
+
+/// The tensors whose values decide how the graph is built: those of operators with constant inputs, which are folded, and weights
+/// that share a part, whose values must agree.
+fn needed_to_build(graph: &OpGraph) -> HashSet<u32> {
+    let mut needed = HashSet::new();
+    let mut constant = HashSet::new();
+    let mut holders: HashMap<&str, Vec<u32>> = HashMap::new();
+    for (index, tensor) in (0..).zip(&graph.tensors) {
+        if let Role::Weight { parts } = &tensor.role {
+            parts.iter().for_each(|part| holders.entry(&part.source).or_default().push(index));
+        }
+        if matches!(tensor.role, Role::Weight { .. } | Role::Constant) {
+            constant.insert(index);
+        }
+    }
+    needed.extend(holders.values().filter(|holders| holders.len() > 1).flatten());
+    for op in &graph.ops {
+        if op.inputs.iter().all(|input| constant.contains(input)) {
+            needed.extend(&op.inputs);
+            constant.extend(&op.outputs);
+        }
+    }
+    needed
 }
 
 /// The values that the graph lists. They are f32 on their way to the tensor, so an integer tensor takes the whole numbers that f32 holds.
