@@ -332,21 +332,23 @@ impl Error {
             }
             Error::Digest { .. } => "run the same mpk-run and the same model.json on every node",
             Error::Driver { .. } => {
-                "check it with `nvidia-smi` (in a container: `docker run --gpus all`), or run with --backend cpu"
+                "check it with `nvidia-smi` (in a container: `docker run --gpus all`), or run with BackendChoice::Cpu"
             }
             Error::NoGpu { .. } => {
-                "install the NVIDIA driver (`sudo apt-get install nvidia-driver-580-open`; in a container: `docker run --gpus all`), or run with --backend cpu"
+                "install the NVIDIA driver (`sudo apt-get install nvidia-driver-580-open`; in a container: `docker run --gpus all`), or run with BackendChoice::Cpu"
             }
             Error::DriverTooOld { .. } => {
-                "install a newer driver (CUDA 13 needs 580 or later, CUDA 12 525 or later: `sudo apt-get install nvidia-driver-580-open`), or run with --backend cpu"
+                "install a newer driver (CUDA 13 needs 580 or later, CUDA 12 525 or later: `sudo apt-get install nvidia-driver-580-open`), or run with BackendChoice::Cpu"
             }
             Error::Architecture { .. } => {
-                "choose another GPU with CUDA_VISIBLE_DEVICES, or run with --backend cpu"
+                "choose another GPU with CUDA_VISIBLE_DEVICES, or run with BackendChoice::Cpu"
             }
             Error::Cubin { .. } => {
                 "if the driver is older than the CUDA toolkit (`mpk-run doctor`), update it; if the cache is damaged, empty its folder"
             }
-            Error::Residency { .. } => "use fewer workers (--workers), or another GPU (CUDA_VISIBLE_DEVICES)",
+            Error::Residency { .. } => {
+                "use fewer workers (Overrides::workers), or another GPU (CUDA_VISIBLE_DEVICES)"
+            }
             Error::DeviceMemory { .. } => {
                 "use more ranks or GPUs, fewer slots (max_batch), shorter sequences (max_seq_len), fewer KV pages (runtime.kv_pages), or end other programs on the GPU (`nvidia-smi` lists them)"
             }
@@ -364,7 +366,7 @@ impl Error {
                 ));
             }
             Error::PeerAccess { .. } => {
-                "leave out --transport p2p if it was given; otherwise use --transport nvshmem, or GPUs with NVLink or PCIe peer access (`nvidia-smi topo -p2p rw`)"
+                "leave out Transport::P2p if it was given; otherwise use Transport::Nvshmem, or GPUs with NVLink or PCIe peer access (`nvidia-smi topo -p2p rw`)"
             }
             Error::Device { .. } => "`compute-sanitizer mpk-run ...` finds the instruction that failed",
             Error::Thread { .. } => {

@@ -11,7 +11,7 @@ use taskgraph::{EventId, TaskId};
 /// What an abort code means.
 pub fn abort_reason(code: u32) -> &'static str {
     match code {
-        abi::MPK_ABORT_DEADLINE => "no progress within the deadline (--deadline)",
+        abi::MPK_ABORT_DEADLINE => "no progress within the deadline (RunConfig::deadline)",
         abi::MPK_ABORT_DIVERGED => "the ranks disagree on the batch state",
         abi::MPK_ABORT_PEER => "another rank aborted or is lost",
         abi::MPK_ABORT_INTERRUPT => "interrupted",
@@ -303,7 +303,9 @@ mod tests {
         let mut lines = text.lines();
         assert_eq!(
             lines.next(),
-            Some("rank 0: run aborted: no progress within the deadline (--deadline) (first at rank 1)")
+            Some(
+                "rank 0: run aborted: no progress within the deadline (RunConfig::deadline) (first at rank 1)"
+            )
         );
         lines.map(str::to_string).collect()
     }

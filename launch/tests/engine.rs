@@ -5,11 +5,13 @@
 
 use launch::engine::config::{BackendChoice, Progress};
 use launch::engine::{Engine, ErrorKind, Event, FinishReason, ModelSpec, Request, RunConfig, SamplingParams};
+use launch::model::model_json::Overrides;
 use serde_json::Value;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::task::Poll;
 use std::time::Duration;
+use taskgraph::Tuning;
 
 fn fixture(name: &str) -> PathBuf {
     let folder = if name == "tiny" { "../examples" } else { "../tests/fixtures" };
@@ -352,4 +354,28 @@ fn pages_on_demand_give_the_same_tokens() {
     engine.wait_idle();
     let stats = engine.stats();
     assert!(stats.preemptions > 0 && stats.kv_pages_used == 0, "{stats:?}");
+}
+
+/// A user of the library has no command line: messages name fields.
+#[test]
+fn errors_name_fields_of_the_library() {
+    let text = |overrides: Overrides, config: RunConfig| {
+        let mut spec = ModelSpec::path(fixture("qwen3").join("model.json"));
+        spec.overrides = overrides;
+        Engine::load(spec, config).err().expect("an error").to_string()
+    };
+    let none = Overrides::default;
+    let mut tuning = Tuning::default();
+    tuning.set("no.such", 1);
+    for (text, name) in [
+        (text(Overrides { max_batch: Some(0), ..none() }, config()), "Overrides::max_batch"),
+        (text(none(), RunConfig { tuning, ..config() }), "RunConfig::tuning"),
+        (text(none(), RunConfig { trace: Some("/no/such/trace".into()), ..config() }), "RunConfig::trace"),
+        (text(none(), RunConfig { stall: Some("x".into()), ..config() }), "RunConfig::stall"),
+    ] {
+        assert!(text.contains(name) && !text.contains("--"), "{text}");
+    }
+    // This checkpoint has no tokenizer.
+    let refused = load("qwen3", config()).submit(Request::text("x", 1)).expect_err("an error").to_string();
+    assert!(refused.contains("Request::tokens") && !refused.contains("--"), "{refused}");
 }

@@ -206,7 +206,7 @@ pub fn check_limits(graphs: &[TaskGraph]) -> Result<()> {
         }
         if graph.placement == Placement::Dynamic && graph.world > DYNAMIC_RANKS {
             return Err(problem(format!(
-                "dynamic placement on GPUs supports at most {DYNAMIC_RANKS} ranks; use --placement static"
+                "dynamic placement on GPUs supports at most {DYNAMIC_RANKS} ranks; use Placement::Static"
             )));
         }
     }
@@ -223,7 +223,7 @@ fn check_host_limits(graphs: &[TaskGraph]) -> Result<()> {
     }
     Err(Error::Graph {
         graph: graph.name.clone(),
-        problem: format!("--transport host needs at least {} workers on a GPU", busy + 2),
+        problem: format!("Transport::Host needs at least {} workers on a GPU", busy + 2),
     })
 }
 

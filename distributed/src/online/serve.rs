@@ -56,7 +56,7 @@ impl Owed {
         }
         let seconds = deadline.as_secs_f64();
         Err(Error::Aborted(format!(
-            "rank {rank} has not answered for {seconds} s (--deadline): it is stopped, or lost"
+            "rank {rank} has not answered for {seconds} s (RunConfig::deadline): it is stopped, or lost"
         )))
     }
 }

@@ -106,7 +106,7 @@ pub(crate) fn lost(silent: &[&Seen], all: &[Seen], seconds: u64, deadline: f64) 
         );
     }
     format!(
-        "{} for {seconds} s (--deadline {deadline}); the link, the machine or its processes have stopped",
+        "{} for {seconds} s (RunConfig::deadline {deadline}); the link, the machine or its processes have stopped",
         parts.join(", ")
     )
 }

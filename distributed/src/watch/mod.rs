@@ -277,7 +277,7 @@ impl Watch {
             let (rank, node) = (self.0.place.rank, process::node_name());
             let seconds = deadline.as_secs_f64();
             let text = format!(
-                "rank {rank} on node {node} is cut off: its proxy, the thread that sends to other nodes, has not run for {seconds:.0} s (--deadline {seconds}); the thread or an MPI call in it is blocked"
+                "rank {rank} on node {node} is cut off: its proxy, the thread that sends to other nodes, has not run for {seconds:.0} s (RunConfig::deadline {seconds}); the thread or an MPI call in it is blocked"
             );
             Verdict::Lost { rank, text }
         })

@@ -155,7 +155,11 @@ impl Observer {
             });
         }
         let overdue = |missing: String, limit: Duration| {
-            let text = format!("{missing} within {} s (--deadline {})", whole(limit), seconds(self.deadline));
+            let text = format!(
+                "{missing} within {} s (RunConfig::deadline {})",
+                whole(limit),
+                seconds(self.deadline)
+            );
             Some(Verdict::Overdue { text })
         };
         if let Some(limit) = limit {
@@ -219,7 +223,7 @@ fn silent_while_idle(seen: &Seen, fate: Fate, deadline: Duration) -> String {
     let why = if fate == Fate::Stopped { ": its process is stopped" } else { "" };
     let (rank, time) = (seen.rank, seconds(deadline));
     format!(
-        "rank {rank} is lost: it gave no sign of life for {time} s (--deadline) while there was nothing to do{why}"
+        "rank {rank} is lost: it gave no sign of life for {time} s (RunConfig::deadline) while there was nothing to do{why}"
     )
 }
 
@@ -318,7 +322,7 @@ mod tests {
         assert!(when >= Duration::from_secs(3) && when < Duration::from_secs(4), "{when:?}");
         assert_eq!(
             text(verdict),
-            "rank 1 did not reach `graphs` (its process is stopped; last in `backend`) within 3 s (--deadline 3)"
+            "rank 1 did not reach `graphs` (its process is stopped; last in `backend`) within 3 s (RunConfig::deadline 3)"
         );
     }
 
@@ -471,6 +475,6 @@ mod tests {
         let verdict =
             (0..200).find_map(|_| observer.look(TICK, &own, Some(&others), (None, true), |_| Fate::Stopped));
         let Some(Verdict::Lost { rank: 1, text }) = verdict else { panic!("{verdict:?}") };
-        assert!(text.contains("--deadline") && text.contains("is stopped"), "{text}");
+        assert!(text.contains("RunConfig::deadline") && text.contains("is stopped"), "{text}");
     }
 }

@@ -1,5 +1,6 @@
 //! The process's standard output and standard error.
 
+use crate::cli::options::in_options;
 use crate::model::app_error::AppError;
 use crate::model::files;
 use rustix::stdio::dup2_stdout;
@@ -50,7 +51,8 @@ pub fn print_line(line: &str) -> Result<(), AppError> {
     print(&format!("{line}\n")).map(|_| ())
 }
 
-/// Prints one line to standard error. A failed write is ignored, where `eprintln!` would panic.
+/// Prints one line to standard error, with options in place of the library's fields. A failed write is ignored, where `eprintln!`
+/// would panic.
 pub fn tell(line: impl Display) {
-    let _ = std::io::stderr().write_all(format!("{line}\n").as_bytes());
+    let _ = std::io::stderr().write_all(in_options(&format!("{line}\n")).as_bytes());
 }

@@ -3,6 +3,7 @@
 use crate::cli::args::DoctorArgs;
 use crate::cli::choices::Backend;
 use crate::cli::console::{self, tell};
+use crate::cli::options::in_options;
 use crate::engine::ModelSpec;
 use crate::engine::backend::cuda_target;
 use crate::engine::cubin::{KernelKind, compile_options};
@@ -152,7 +153,7 @@ fn verdict(args: &DoctorArgs, gpus: &[Gpu], cuda: bool) -> (i32, String) {
 
 /// Prints the table. Returns `status`, or the error's status if standard output cannot be written.
 fn print(table: &Table, status: i32) -> i32 {
-    match console::print(&table.text()) {
+    match console::print(&in_options(&table.text())) {
         Ok(_) => status,
         Err(error) => {
             tell(format_args!("mpk-run: error: {error}"));

@@ -1,6 +1,7 @@
 //! Logs go to stderr, from rank 0 only unless `--log-all-ranks` is given.
 
-use std::io::IsTerminal;
+use crate::cli::options::in_options;
+use std::io::{self, IsTerminal, Stderr, Write};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
 
@@ -19,7 +20,7 @@ pub fn init(all_ranks: bool) {
         let (filter, problem) = filter(&given);
         tracing_subscriber::fmt()
             .with_env_filter(filter)
-            .with_writer(std::io::stderr)
+            .with_writer(|| InOptions(std::io::stderr()))
             // They would be printed with `eprintln!`, which panics if standard error is closed.
             .log_internal_errors(false)
             .with_ansi(std::io::stderr().is_terminal())
@@ -28,6 +29,23 @@ pub fn init(all_ranks: bool) {
         if let Some(problem) = problem {
             tracing::warn!("{VARIABLE}={given}: {problem}; logging at level info");
         }
+    }
+}
+
+/// Writes lines with options in place of the library's fields. The formatter writes each line at once.
+struct InOptions(Stderr);
+
+impl Write for InOptions {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let written = match std::str::from_utf8(bytes) {
+            Ok(text) => self.0.write_all(in_options(text).as_bytes()),
+            Err(_) => self.0.write_all(bytes),
+        };
+        written.map(|()| bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.flush()
     }
 }
 

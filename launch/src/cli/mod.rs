@@ -9,6 +9,7 @@ pub mod conversation;
 pub mod doctor;
 pub mod generated;
 pub mod logging;
+pub mod options;
 pub mod output;
 pub mod passes;
 pub mod process_limits;

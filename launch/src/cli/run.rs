@@ -163,6 +163,10 @@ fn requests(args: &Args, opened: &Opened<'_>, sampling: SamplingParams) -> Resul
     if sources.is_empty() {
         sources = prompts::of_model_json(model);
     }
+    if sources.is_empty() {
+        let help = "give --prompt or --prompt-tokens, or generate.prompts in model.json";
+        return Err(AppError::input("no prompt was given").with_help(help));
+    }
     if args.chat {
         sources = as_chats(args, model, sources)?;
     }

@@ -2,6 +2,7 @@
 
 use crate::cli::console::tell;
 use crate::cli::logging::is_first_rank;
+use crate::cli::options::in_options;
 use crate::cli::program::prepare;
 use crate::cli::serve_args::ServeArgs;
 use crate::engine::{Engine, RunConfig};
@@ -127,7 +128,7 @@ fn watch_engine(engine: &Arc<Engine>, app: App) {
     let engine = Arc::clone(engine);
     let body = move || {
         if let Err(error) = engine.serve() {
-            app.go_on(Phase::Lost(first_line(&error.to_string())));
+            app.go_on(Phase::Lost(first_line(&in_options(&error.to_string()))));
         }
     };
     // Without this thread, only requests notice that the engine is lost.
@@ -140,7 +141,7 @@ fn watch_engine(engine: &Arc<Engine>, app: App) {
 fn tell_the_end(message: &str) {
     tell(format_args!("mpk-serve: error: {message}"));
     let Some(app) = APP.get() else { return };
-    app.go_on(Phase::Lost(first_line(message)));
+    app.go_on(Phase::Lost(first_line(&in_options(message))));
     let Some(ready) = app.ready.get() else { return };
     let begin = Instant::now();
     while ready.places.available_permits() < ready.all_places && begin.elapsed() < LAST_WORDS {

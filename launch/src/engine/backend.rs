@@ -153,7 +153,7 @@ fn workers(world: &World, model: &ModelJson, cores: &Cores) -> u32 {
     let workers = model.runtime.workers.unwrap_or(share).max(1);
     if workers > share.max(1) {
         tracing::warn!(
-            "{workers} workers per rank share {} and take turns, which is slow; leave out --workers (runtime.workers) to get one worker per core",
+            "{workers} workers per rank share {} and take turns, which is slow; leave out Overrides::workers and runtime.workers to get one worker per core",
             counted(share, "core")
         );
     }
@@ -181,7 +181,7 @@ pub fn cuda_target(row: &Device, model: &ModelJson) -> Result<Target, AppError> 
     if let Some(workers) = model.runtime.workers {
         if workers > row.sms {
             return Err(AppError::input(format!(
-                "{workers} workers (--workers or runtime.workers), but {} has only {} multiprocessors, one per worker; use fewer workers",
+                "{workers} workers (Overrides::workers or runtime.workers), but {} has only {} multiprocessors, one per worker; use fewer workers",
                 row.name, row.sms
             )));
         }

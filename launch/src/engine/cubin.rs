@@ -58,7 +58,7 @@ pub fn compile_options(row: &Device, kind: KernelKind, tuning: &Tuning) -> Resul
     }
     options.config = fit(options.config.tuned(tuning), row.shared_memory).ok_or_else(|| {
         AppError::environment(format!(
-            "a block of {} has {} bytes of shared memory, too few for the kernel; choose another GPU (CUDA_VISIBLE_DEVICES), or run with --backend cpu",
+            "a block of {} has {} bytes of shared memory, too few for the kernel; choose another GPU (CUDA_VISIBLE_DEVICES), or run with BackendChoice::Cpu",
             row.name, row.shared_memory
         ))
     })?;

@@ -288,7 +288,7 @@ fn verify_proven(
 
 fn verify_all(all: &[RankGraphs], options: &GraphBuild) -> Result<(), AppError> {
     if !options.decode.protected {
-        tracing::warn!("--debug-unprotected: the graphs are not verified");
+        tracing::warn!("RunConfig::unprotected: the graphs are not verified");
         return Ok(());
     }
     verify_succession(all).map(drop).map_err(|v| violations("task graphs", &v))

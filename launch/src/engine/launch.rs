@@ -24,7 +24,7 @@ pub fn run_options(config: &RunConfig, ops: &[String]) -> Result<RunOptions, App
 }
 
 fn parse_stall(text: &str, ops: &[String]) -> Result<Stall, AppError> {
-    let error = || AppError::input(format!("--debug-stall {text}: expected RANK:OP:MS, such as 1:qkv:50"));
+    let error = || AppError::input(format!("RunConfig::stall {text}: expected RANK:OP:MS, such as 1:qkv:50"));
     let mut fields = text.splitn(3, ':');
     let mut field = || fields.next().ok_or_else(error);
     let rank = field()?.parse().map_err(|_| error())?;

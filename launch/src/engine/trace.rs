@@ -34,5 +34,5 @@ pub fn write(world: &World, config: &RunConfig, rank: &Rank) -> Result<(), Error
 }
 
 fn failed(path: &Path, error: &std::io::Error) -> AppError {
-    files::failed(format_args!("{} (--trace)", path.display()), error)
+    files::failed(format_args!("{} (RunConfig::trace)", path.display()), error)
 }

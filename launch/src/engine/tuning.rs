@@ -148,7 +148,7 @@ impl Tables {
         let Ok(text) = std::fs::read(&path) else { return Ok(None) };
         let broken = |problem: String| {
             AppError::input(format!("{}: {problem}", path.display()))
-                .with_help("remove the file or run `mpk-bench tune` again; `--tuning off` ignores it")
+                .with_help("remove the file or run `mpk-bench tune` again; `RunConfig::use_tuning_table = false` ignores it")
         };
         let table: Table = serde_json::from_slice(&text).map_err(|error| broken(error.to_string()))?;
         if table.schema != SCHEMA || table.place != *place {
@@ -195,7 +195,10 @@ pub fn resolve(config: &RunConfig, place: &Place, backend: Backend) -> Result<Tu
     check(&tuning, backend)?;
     if !tuning.is_empty() {
         let values: Vec<String> = tuning.iter().map(|(name, value)| format!("{name} {value}")).collect();
-        tracing::info!("tuned for this machine and shape: {} (--tuning off for defaults)", values.join(", "));
+        tracing::info!(
+            "tuned for this machine and shape: {} (RunConfig::use_tuning_table = false for defaults)",
+            values.join(", ")
+        );
     }
     Ok(tuning)
 }
@@ -210,7 +213,7 @@ pub fn of_user_graph(config: &RunConfig, backend: Backend) -> Result<Tuning, App
 }
 
 fn check(tuning: &Tuning, backend: Backend) -> Result<(), AppError> {
-    tuning.check(knobs(backend)).map_err(|problem| AppError::input(format!("tuning: {problem}")))
+    tuning.check(knobs(backend)).map_err(|problem| AppError::input(format!("RunConfig::tuning: {problem}")))
 }
 
 /// Cuts graphs by `tuning`, and places them by it if the model does not say how.

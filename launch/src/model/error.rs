@@ -26,10 +26,10 @@ pub enum InputError {
         /// What the parser expected.
         problem: String,
     },
-    /// A command-line option, or a field of a file, that is out of range.
+    /// A value that a program gave in place of one of a file, or a field of a file, that is out of range.
     #[error("{place}: {problem}")]
     Option {
-        /// The option or field.
+        /// The value or field.
         place: String,
         /// What is wrong, and what would be right.
         problem: String,
@@ -95,7 +95,7 @@ pub enum InputError {
     /// A prompt that cannot run.
     #[error("{place}: {problem}")]
     Prompt {
-        /// Where the prompt was given, such as `generate.prompts[2]` or `--prompt`.
+        /// Where the prompt was given, such as `generate.prompts[2]`.
         place: String,
         /// What is wrong.
         problem: String,

@@ -114,11 +114,7 @@ pub fn resolve(
         return Err(error("max_new_tokens", "is 0", "ask for at least 1 new token"));
     }
     if prompts.is_empty() {
-        return Err(error(
-            "prompts",
-            "no prompt was given",
-            "give --prompt or --prompt-tokens, or generate.prompts in model.json",
-        ));
+        return Err(error("prompts", "no prompt was given", "give at least one"));
     }
     let requests =
         prompts.iter().map(|source| resolve_one(source, tokenizer, limits)).collect::<Result<Vec<_>, _>>()?;
@@ -149,8 +145,7 @@ fn resolve_one(
                 return Err(error(
                     place,
                     "the prompt is text, but the model has no tokenizer.json",
-                    "give token ids (--prompt-tokens 1,2,3 or generate.prompt_tokens), or use a checkpoint whose folder has \
-                     a tokenizer.json",
+                    "give token ids (Request::tokens), or use a checkpoint whose folder has a tokenizer.json",
                 ));
             };
             // A tokenizer that adds a begin-of-text token would make an empty prompt look like one token.
@@ -262,7 +257,7 @@ mod tests {
         let message = one(&[0, 99, 100], &LIMITS).unwrap_err();
         assert!(message.contains("token 2 is 100") && message.contains("0 to 99"), "{message}");
         assert!(one(&[1], &Limits { max_new_tokens: 0, ..LIMITS }).is_err());
-        assert!(resolve(&[], None, &LIMITS).unwrap_err().whole().contains("--prompt"));
+        assert!(resolve(&[], None, &LIMITS).unwrap_err().whole().contains("give at least one"));
         let text = [PromptSource::text("--prompt", "a")];
         let message = resolve(&text, None, &LIMITS).unwrap_err().whole();
         assert!(message.contains("tokenizer.json"), "{message}");

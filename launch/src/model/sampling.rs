@@ -151,7 +151,7 @@ pub fn merge(
     }
     merged.add(&defaults, false, |name| format!("generation_config.json: `{name}`"));
     merged.add(model_json, true, |name| format!("{file}: `generate.{name}`"));
-    merged.add(command_line, true, |name| format!("--{}", name.replace('_', "-")));
+    merged.add(command_line, true, |name| format!("SamplingOptions::{name}"));
     merged.check()?;
     let number = |given: &Given<f64>, otherwise: f64| given.as_ref().map_or(otherwise, |g| g.0) as f32;
     let temperature = if merged.drawn { number(&merged.temperature, 1.0) } else { 0.0 };
@@ -264,7 +264,7 @@ mod tests {
         let none = SamplingOptions::default;
         let line = SamplingOptions { temperature: Some(-1.0), ..none() };
         let error = merged(line.clone(), none(), json!({})).unwrap_err();
-        assert_eq!(error, "--temperature: must be 0 to 100, found -1");
+        assert_eq!(error, "SamplingOptions::temperature: must be 0 to 100, found -1");
         let model = SamplingOptions { top_p: Some(0.0), ..none() };
         let error = merged(none(), model.clone(), json!({})).unwrap_err();
         assert_eq!(error, "m.json: `generate.top_p`: must be above 0 and at most 1, found 0");
@@ -272,16 +272,24 @@ mod tests {
         assert_eq!(error, "generation_config.json: `min_p`: must be 0 to 1, found 2");
         // The kernels take 32 bits, in which this is 0.
         let tiny = SamplingOptions { top_p: Some(1e-300), ..none() };
-        assert!(merged(tiny, none(), json!({})).unwrap_err().starts_with("--top-p: must be above 0"));
+        assert!(
+            merged(tiny, none(), json!({}))
+                .unwrap_err()
+                .starts_with("SamplingOptions::top_p: must be above 0")
+        );
         // An invalid value does not matter if another source overrides it.
         let line = SamplingOptions { top_p: Some(0.5), ..none() };
         assert!(merged(line, model, json!({})).is_ok());
         let nan = SamplingOptions { frequency_penalty: Some(f64::NAN), ..none() };
-        assert!(merged(nan, none(), json!({})).unwrap_err().starts_with("--frequency-penalty: must be"));
+        assert!(
+            merged(nan, none(), json!({}))
+                .unwrap_err()
+                .starts_with("SamplingOptions::frequency_penalty: must be")
+        );
         let both = SamplingOptions { top_k: Some(2000), top_p: Some(0.9), ..none() };
         let error =
             merge(&both, ("m.json", &none()), &GenerationConfig::default(), 5000).unwrap_err().to_string();
-        assert!(error.starts_with("--top-k: ") && error.contains("1024"), "{error}");
+        assert!(error.starts_with("SamplingOptions::top_k: ") && error.contains("1024"), "{error}");
         let wrong = json!({"top_k": "many"});
         assert!(GenerationConfig::parse("g.json", wrong.as_object().unwrap()).is_err());
     }

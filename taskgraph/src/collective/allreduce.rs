@@ -32,7 +32,7 @@ const ONE_SHOT_BYTES: Knob = Knob {
     name: "allreduce.one_shot_bytes",
     default: 256 << 10,
     candidates: &[0, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20],
-    about: "largest sum (bytes of one rank's part) for which --allreduce auto uses one-shot",
+    about: "largest sum (bytes of one rank's part) for which the lowering `auto` is one-shot",
 };
 
 /// Largest sum (bytes of one rank's part) that is pushed if one-shot is requested. A rank receives twice the bytes of every rank's

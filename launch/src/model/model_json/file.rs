@@ -280,13 +280,12 @@ impl ModelJson {
         Ok(self)
     }
 
-    /// Checks the ranges and the consistency of the fields. Messages call a field that `overrides` replaced by its
-    /// command-line option.
+    /// Checks the ranges and the consistency of the fields. Messages name the value of `overrides` that replaced a field.
     fn check(&self, overrides: &Overrides) -> Result<(), InputError> {
         let file = self.file();
         let error = |place: &str, problem: String| {
-            Err(match overrides.option(place) {
-                Some(option) => InputError::field("command line", format!("{option} ({place})"), problem),
+            Err(match overrides.name(place) {
+                Some(name) => InputError::Option { place: format!("{name} ({place})"), problem },
                 None => InputError::field(&file, place, problem),
             })
         };

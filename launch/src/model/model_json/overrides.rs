@@ -35,17 +35,17 @@ pub struct Overrides {
 }
 
 impl Overrides {
-    /// The command-line option that replaces a field, for messages.
-    pub(super) fn option(&self, field: &str) -> Option<&'static str> {
-        let (given, option) = match field {
-            "max_batch" => (self.max_batch.is_some(), "--max-batch"),
-            "max_seq_len" => (self.max_seq_len.is_some(), "--max-seq-len"),
-            "runtime.prefill_share" => (self.prefill_share.is_some(), "--prefill-share"),
-            "runtime.workers" => (self.workers.is_some(), "--workers"),
-            "generate.stop" => (self.stop.is_some(), "--stop"),
-            "generate.max_new_tokens" => (self.max_new_tokens.is_some(), "--max-new-tokens"),
+    /// The name of the value that replaces a field, for messages.
+    pub(super) fn name(&self, field: &str) -> Option<&'static str> {
+        let (given, name) = match field {
+            "max_batch" => (self.max_batch.is_some(), "Overrides::max_batch"),
+            "max_seq_len" => (self.max_seq_len.is_some(), "Overrides::max_seq_len"),
+            "runtime.prefill_share" => (self.prefill_share.is_some(), "Overrides::prefill_share"),
+            "runtime.workers" => (self.workers.is_some(), "Overrides::workers"),
+            "generate.stop" => (self.stop.is_some(), "Overrides::stop"),
+            "generate.max_new_tokens" => (self.max_new_tokens.is_some(), "Overrides::max_new_tokens"),
             _ => return None,
         };
-        given.then_some(option)
+        given.then_some(name)
     }
 }

@@ -48,7 +48,7 @@ fn stop_strings_have_limits_and_an_option() {
     assert!(with(json!(vec!["x"; 33])).unwrap_err().contains("at most 32"));
     let given = |stop: &str| Overrides { stop: Some(vec![stop.into()]), ..Overrides::default() };
     assert_eq!(model.clone().with(&given("x")).unwrap().generate.stop, ["x"]);
-    assert!(model.with(&given("")).unwrap_err().to_string().contains("--stop"));
+    assert!(model.with(&given("")).unwrap_err().to_string().contains("Overrides::stop"));
 }
 
 #[test]
@@ -343,11 +343,11 @@ fn values_that_are_replaced_are_checked_in_their_place() {
     let message = refused(file(chunk), &batch(17));
     assert!(message.contains("runtime.prefill_chunk") && message.contains("max_batch = 17"), "{message}");
     for (overrides, option) in [
-        (batch(5000), "--max-batch"),
-        (batch(0), "--max-batch"),
-        (Overrides { workers: Some(9999), ..Overrides::default() }, "--workers"),
-        (Overrides { max_new_tokens: Some(0), ..Overrides::default() }, "--max-new-tokens"),
-        (Overrides { max_seq_len: Some(0), ..Overrides::default() }, "--max-seq-len"),
+        (batch(5000), "Overrides::max_batch"),
+        (batch(0), "Overrides::max_batch"),
+        (Overrides { workers: Some(9999), ..Overrides::default() }, "Overrides::workers"),
+        (Overrides { max_new_tokens: Some(0), ..Overrides::default() }, "Overrides::max_new_tokens"),
+        (Overrides { max_seq_len: Some(0), ..Overrides::default() }, "Overrides::max_seq_len"),
     ] {
         let message = refused(file(""), &overrides);
         assert!(message.contains(option) && !message.contains("m.json"), "{message}");
