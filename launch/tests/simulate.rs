@@ -152,6 +152,22 @@ fn ranks_without_a_network_are_refused_at_once() {
     );
 }
 
+/// A user graph has a name, even if its model.json gives none.
+#[test]
+fn a_user_graph_is_named() {
+    let folder = TempDir::new().unwrap();
+    let path = folder.path().join("model.json");
+    let graph = serde_json::json!({"name": "mine", "rows": 1, "outputs": ["y"],
+        "tensors": [{"name": "x", "kind": "input", "dtype": "f32", "dims": [1, 64]},
+                    {"name": "w", "kind": "weight", "dtype": "f32", "dims": [64, 64]}],
+        "ops": [{"op": "linear", "inputs": ["x", "w"], "outputs": ["y"]}]});
+    let model = serde_json::json!({"schema": "mpk-model/1", "graph": graph});
+    std::fs::write(&path, model.to_string()).unwrap();
+    let output = run(&path, &cluster(&folder, &[]), &[]);
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && text.starts_with("mine on "), "{output:?}");
+}
+
 #[test]
 fn the_timeline_is_one_json_object_of_all_ranks() {
     let folder = TempDir::new().unwrap();

@@ -8,7 +8,6 @@ use crate::cli::serve_args::ServeArgs;
 use crate::engine::{Engine, RunConfig};
 use crate::model::app_error::AppError;
 use crate::model::chat_template::ChatTemplate;
-use crate::model::model_json::ModelJson;
 use crate::serve::auth::ApiKey;
 use crate::serve::state::{App, Phase};
 use crate::serve::{Outcome, Server, of_engine};
@@ -74,7 +73,11 @@ fn load(args: &ServeArgs, signals: Watched) -> i32 {
     let Some(server) = server else {
         return engine.serve().map_or_else(|error| error.exit_status(), |()| 0);
     };
-    let name = args.served_model_name.clone().unwrap_or_else(|| model_name(&engine.info().model));
+    let name = args
+        .served_model_name
+        .clone()
+        .or_else(|| engine.info().model.shown_name())
+        .unwrap_or_else(|| "model".into());
     let template = template.lock().unwrap_or_else(PoisonError::into_inner).take();
     let Some(loaded) = of_engine::serve(&engine, name, template, args.logprobs) else {
         let error = AppError::input(
@@ -105,12 +108,6 @@ fn listen(args: &ServeArgs) -> Result<Server, AppError> {
         _ => AppError::input(format!("cannot listen at {place}: {error}"))
             .with_help("give --host a name or an address of this machine, such as 127.0.0.1 or ::1"),
     })
-}
-
-/// The name in model.json, otherwise the name of the folder.
-fn model_name(model: &ModelJson) -> String {
-    let folder = || Some(model.checkpoint_folder()?.file_name()?.to_string_lossy().into_owned());
-    model.name.clone().or_else(folder).unwrap_or_else(|| "model".into())
 }
 
 /// Starts to drain at the first signal. Returns false while the model is still loading.

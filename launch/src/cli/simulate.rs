@@ -188,7 +188,7 @@ pub fn run(args: &SimulateArgs) -> Result<String, AppError> {
     };
     let report = Report {
         schema: "mpk-simulate/1",
-        model: model.name.clone().unwrap_or_default(),
+        model: model.shown_name().unwrap_or_else(|| graphs[0].name.clone()),
         cluster: cluster.name.clone(),
         graph: graphs[0].name.clone(),
         ranks: args.ranks,

@@ -142,6 +142,9 @@ pub(crate) fn of_text(text: &[u8]) -> Result<Budget, String> {
 }
 
 fn sum_up(lines: Vec<Line>, phase: Phase) -> Result<Budget, &'static str> {
+    if lines.is_empty() {
+        return Err("this is no timeline, or an empty one; `mpk-run --trace FILE` writes one");
+    }
     let mut iterations: BTreeMap<u32, (String, Vec<Task>)> = BTreeMap::new();
     let (mut steps, mut hand_outs) = (Vec::new(), Vec::new());
     let mut slices: BTreeMap<u32, Vec<(f64, f64, String)>> = BTreeMap::new();
@@ -378,6 +381,12 @@ mod tests {
             r#"{{"name":"linear","cat":"task","pid":0,"tid":{worker},"ts":{begin},"dur":{took},
                 "args":{{"op":"{op}","task":2,"iteration":{iteration},"graph":"decode-1"}}}}"#
         )
+    }
+
+    #[test]
+    fn a_file_that_is_no_timeline_is_refused_as_such() {
+        let problem = of_text(b"{\"schema\": \"mpk-model/1\"}").unwrap_err();
+        assert!(problem.starts_with("this is no timeline"), "{problem}");
     }
 
     #[test]

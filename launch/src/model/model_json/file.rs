@@ -382,6 +382,12 @@ impl ModelJson {
         self.path.display().to_string()
     }
 
+    /// `name`, otherwise the name of the checkpoint's folder.
+    pub fn shown_name(&self) -> Option<String> {
+        let folder = || Some(self.checkpoint_folder()?.file_name()?.to_string_lossy().into_owned());
+        self.name.clone().or_else(folder)
+    }
+
     /// The checkpoint's folder, resolved against the folder of model.json.
     pub fn checkpoint_folder(&self) -> Option<PathBuf> {
         let folder = self.checkpoint.as_ref()?;
