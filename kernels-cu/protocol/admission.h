@@ -68,6 +68,20 @@ MPK_DEVICE bool decide(const mpk_rank* rank) {
   return write_decision(rank, state->decided, {entries_here(rank), 0});
 }
 
+/* Takes decision number state->decision + 1 if it has arrived; it does not wait. In doubt it leaves the decision to
+ * await_decision. */
+MPK_DEVICE bool find_decision(const mpk_rank* rank, Decision* decision) {
+  BatchState* state = batch_state(rank);
+  const uint32_t wanted = state->decision + 1;
+  /* Relaxed: pairs with write_decision. */
+  const uint64_t seen = platform::load<platform::Scope::kSystem>(decision_word(rank, wanted), platform::kRelaxed);
+  const uint32_t low = static_cast<uint32_t>(seen);
+  if (static_cast<uint32_t>(seen >> 32) != wanted || (low & kInterim) != 0) return false;
+  *decision = {low & MPK_ENTRY_COUNT_MASK, low & ~MPK_ENTRY_COUNT_MASK};
+  state->decision = wanted;
+  return true;
+}
+
 /* Waits for decision number state->decision + 1. Returns MPK_OK or an abort code. `parked`: there is no deadline, and an interim
  * word counts as news if it has more entries than are in effect. */
 MPK_DEVICE int await_decision(const mpk_rank* rank, mpk_status* status, bool parked, Decision* decision) {

@@ -2,13 +2,11 @@
  *
  * A pure function of the state, the tokens that the last iteration sampled, and the entries that rank 0 has decided to put into
  * effect (admission.h). Each rank runs it and computes the same batch. The clock affects only the timing figures and, on rank
- * 0, the decision to end an idle kernel. One team of the rank's threads runs it, while no task of the rank runs (publication.h). The
- * whole team takes part in steady_step.h only; its leader does everything else. */
+ * 0, the decision to end an idle kernel. One team of the rank's threads runs it, while no task of the rank runs (publication.h); only
+ * its preparation may run earlier. The whole team takes part in steady_step.h only; its leader does everything else. */
 #ifndef MPK_PROTOCOL_BATCH_STEP_H
 #define MPK_PROTOCOL_BATCH_STEP_H
 
-#include "admission.h"
-#include "publication.h"
 #include "steady_step.h"
 #include "trace.h"
 #ifdef MPK_DEBUG_CHECKS
@@ -21,7 +19,12 @@ namespace mpk {
 MPK_DEVICE int take_token(const mpk_rank* rank, uint32_t slot, uint32_t sample) {
   BatchState* state = batch_state(rank);
   BatchSlot* entry = &batch_arrays(rank).slots[slot];
-  keep_token(rank, entry, sample, state->pending++);
+  const int32_t token = rank->batch->next_token[sample];
+  batch_arrays(rank).pending[state->pending++] = PendingToken{entry->request, entry->generated, token, sample};
+  if (entry->logprobs != 0) keep_logprobs(rank, sample, entry->logprobs);
+  entry->last_token = token;
+  if (int32_t* const kept = kept_token(rank->batch_config, *entry)) *kept = token;
+  ++entry->generated;
   fold(state, static_cast<uint32_t>(entry->last_token));
   const uint32_t finish = finish_after(rank->batch_config, *entry, entry->generated, entry->last_token);
   return finish != MPK_RUNNING ? free_slot(rank, slot, finish) : static_cast<int>(MPK_OK);
@@ -266,24 +269,28 @@ MPK_DEVICE uint32_t choose_graph(const mpk_rank* rank) {
   return best;
 }
 
-MPK_DEVICE void account_time(const mpk_rank* rank, uint64_t now_ns) {
-  BatchState* state = batch_state(rank);
+/* Accounts for the time of an iteration that has ended at `now_ns`. */
+MPK_DEVICE void account_time(BatchState* state, bool prefilled, bool full, uint64_t now_ns) {
   BatchOutput* so_far = &state->output;
-  if (state->iteration != 0 && !rank->batch->stop) { /* otherwise a launch has just begun */
-    const uint64_t ns = now_ns - state->started_ns;
-    if (rank->batch->prompt_rows != 0) {
-      so_far->prefill_ns += ns;
-      ++so_far->prefill_iterations;
-    } else {
-      so_far->decode_ns += ns;
-      ++so_far->decode_steps;
-      if (rank->batch->num_active == rank->batch_config->max_batch) {
-        so_far->full_ns += ns;
-        ++so_far->full_steps;
-      }
+  const uint64_t ns = now_ns - state->started_ns;
+  if (prefilled) {
+    so_far->prefill_ns += ns;
+    ++so_far->prefill_iterations;
+  } else {
+    so_far->decode_ns += ns;
+    ++so_far->decode_steps;
+    if (full) {
+      so_far->full_ns += ns;
+      ++so_far->full_steps;
     }
   }
   state->started_ns = now_ns;
+}
+MPK_DEVICE void account_time(const mpk_rank* rank, uint64_t now_ns) {
+  BatchState* state = batch_state(rank);
+  const mpk_batch* batch = rank->batch;
+  if (state->iteration == 0 || batch->stop) state->started_ns = now_ns; /* a launch has just begun */
+  else account_time(state, batch->prompt_rows != 0, batch->num_active == rank->batch_config->max_batch, now_ns);
 }
 
 /* Applies a decision. Free slots are filled first: the order must be the same on all ranks. */
@@ -325,13 +332,6 @@ MPK_DEVICE int compose(const mpk_rank* rank, Decision decision, mpk_status* stat
   return code;
 }
 
-/* Number of tasks that an iteration of this graph adds to mpk_control.progress: the tasks of the lists, or
- * all that events launch (every task but terminate and begin). */
-MPK_DEVICE uint64_t counted_tasks(const mpk_graph* graph) {
-  if (graph->placement == MPK_STATIC) return graph->worker_first[graph->num_workers];
-  return graph->num_tasks > 2 ? graph->num_tasks - 2 : 0;
-}
-
 /* Takes the results of the iteration that has ended, if there was one, and fills mpk_batch for the next one. `decided` is MPK_OK, or
  * the code that says why there is no decision. */
 MPK_DEVICE int change_batch(const mpk_rank* rank, int decided, const Decision& decision, mpk_status* status) {
@@ -370,29 +370,36 @@ MPK_DEVICE int number_iteration(const mpk_rank* rank) {
   return MPK_OK;
 }
 
-/* Prepares the next iteration in mpk_batch; the caller publishes it. All threads of the team call this, and all get the same result:
- * MPK_OK or an abort code. `status` belongs to the leader, or is NULL. */
-template <typename Team>
-MPK_DEVICE int batch_step(const Team& team, const mpk_rank* rank, uint64_t now_ns, mpk_status* status) {
+/* Describes the next iteration in mpk_batch and in prepared->next; the caller publishes it, and then calls end_batch_step. `prepared` and
+ * `first` come from prepare_step. All threads of the team call this, and all get the same result: MPK_OK or an abort code. `status`
+ * belongs to the leader, or is NULL. The team calls `before_change()` if the step is not steady. */
+template <typename Team, typename BeforeChange>
+MPK_DEVICE int batch_step(const Team& team, const mpk_rank* rank, PreparedStep* prepared, const NextToken& first, uint64_t now_ns, mpk_status* status, const BeforeChange& before_change) {
   const bool leads = team.member() == 0;
   int code = MPK_OK;
-  if (leads) account_time(rank, now_ns);
-  if (rank->batch_config->generate) {
-    Decision decision = {0, 0};
-    if (leads) code = await_decision(rank, status, false, &decision);
-    const bool decided = team.from_leader(code) == MPK_OK;
-    team.sync(); /* what the leader acquired comes before what the others read */
-    const bool steady = decided && is_steady(team, rank, team.from_leader(decision.entries));
-    const uint64_t digest = steady ? steady_step(team, rank) : 0;
-    team.sync(); /* the leader rewrites what the others have read, and publishes what they have written */
-    if (leads && steady) end_steady_step(rank, digest);
-    if (leads && !steady) code = change_batch(rank, code, decision, status);
+  const bool steady = steady_step(team, rank, prepared, first, status, &code);
 #ifdef MPK_DEBUG_CHECKS
-    if (leads && code == MPK_OK && !pages_consistent(rank)) code = MPK_ABORT_KERNEL;
+  if (leads && steady && !pages_consistent(rank)) code = MPK_ABORT_KERNEL;
+  if (steady) return team.from_leader(code);
 #endif
+  if (steady) return MPK_OK;
+  before_change();
+  if (leads) {
+    const bool generates = rank->batch_config->generate != 0;
+    account_time(rank, now_ns);
+    if (generates) code = change_batch(rank, code, prepared->decision, status);
+#ifdef MPK_DEBUG_CHECKS
+    if (generates && code == MPK_OK && !pages_consistent(rank)) code = MPK_ABORT_KERNEL;
+#endif
+    if (code == MPK_OK) code = number_iteration(rank);
+    if (code == MPK_OK) prepared->next = next_iteration_of(rank);
   }
-  if (leads && code == MPK_OK) code = number_iteration(rank);
   return team.from_leader(code);
+}
+
+/* The leader, after the publication: what no task waits for. A step that was not steady has done it before. */
+MPK_DEVICE void end_batch_step(const mpk_rank* rank, const PreparedStep& prepared, uint64_t now_ns) {
+  if (prepared.steady) account_time(batch_state(rank), prepared.prefilled, prepared.full, now_ns);
 }
 
 /* Sets up the state before the first batch step of the first launch; later launches continue with it. Returns
@@ -403,7 +410,7 @@ MPK_DEVICE int batch_begin(const mpk_rank* rank) {
   if (rank->num_graphs == 0) return MPK_ABORT_KERNEL;
   for (uint32_t g = 0; g < rank->num_graphs; ++g) {
     const mpk_graph* graph = &rank->graphs[g];
-    if (graph->num_events <= MPK_EVENT_END || graph->events[MPK_EVENT_BEGIN].num_triggers == 0 ||
+    if (graph->num_events <= MPK_EVENT_END || graph->events[MPK_EVENT_BEGIN].num_triggers == 0 || graph->events[MPK_EVENT_BEGIN].remote_triggers ||
         graph->events[MPK_EVENT_END].num_triggers == 0 || (graph->placement != rank->placement && !(platform::kMixedPlacement && rank->placement == MPK_MIXED)) ||
         graph->events[MPK_EVENT_END].event_type != MPK_EVENT_END_OF_TASK_GRAPH ||
         (graph->placement == MPK_STATIC && graph->num_workers > rank->num_workers)) {
@@ -444,28 +451,35 @@ MPK_DEVICE bool claim_batch_step(const mpk_rank* rank, uint32_t ended) {
 
 /* The current iteration has ended, and the team's leader has claimed its end. Computes the next batch and publishes it, then hands
  * out the results of the iteration that ended. The leader calls `published()` between the two. All threads of the team call this, and
- * all get the same result. */
-template <typename Team, typename Published>
-MPK_DEVICE int next_iteration(const Team& team, const mpk_rank* rank, mpk_status* status, const Published& published) {
+ * all get the same result. `before_change`: see batch_step. */
+template <typename Team, typename Published, typename BeforeChange>
+MPK_DEVICE int next_iteration(const Team& team, const mpk_rank* rank, PreparedStep* prepared, const NextToken& first, mpk_status* status, const Published& published, const BeforeChange& before_change) {
   const uint64_t began_ns = platform::clock_ns();
-  const int code = batch_step(team, rank, began_ns, status);
+  const int code = batch_step(team, rank, prepared, first, began_ns, status, before_change);
   if (team.member() != 0) return code;
-  if (code == MPK_OK) publish(rank);
+  if (code == MPK_OK) publish(rank, prepared->next);
   else abort_broadcast(rank, static_cast<uint32_t>(code));
   published();
   const uint64_t published_ns = trace_clock(rank);
-  const bool goes_on = code == MPK_OK && rank->batch_config->generate && !rank->batch->stop;
+  const bool runs = code == MPK_OK && (prepared->next.graph & MPK_LAUNCH_STOP) == 0;
   /* This comes before anything slow: the other ranks need it at the end of this iteration. */
-  if (goes_on && !decide(rank)) abort_broadcast(rank, MPK_ABORT_PEER);
+  if (runs && rank->batch_config->generate && !decide(rank)) abort_broadcast(rank, MPK_ABORT_PEER);
+  end_batch_step(rank, *prepared, began_ns);
   hand_out(rank);
-  if (is_traced(rank) && code == MPK_OK && !rank->batch->stop) trace_batch_step(rank, began_ns, published_ns);
+  if (is_traced(rank) && runs) trace_batch_step(rank, began_ns, published_ns);
   /* Release: pairs with claim_batch_step. This thread owns the state until then, even while tasks run. */
   BatchState* state = batch_state(rank);
   if (code == MPK_OK) platform::store<platform::Scope::kDevice>(&state->open, state->iteration, platform::kRelease);
   return code;
 }
+/* For a thread that has claimed the end alone: both parts of the step. */
+MPK_DEVICE int next_iteration(const mpk_rank* rank, PreparedStep* prepared, mpk_status* status) {
+  const NextToken first = prepare_step(platform::OneThread(), rank, prepared);
+  return next_iteration(platform::OneThread(), rank, prepared, first, status, [] {}, [] {});
+}
 MPK_DEVICE int next_iteration(const mpk_rank* rank, mpk_status* status) {
-  return next_iteration(platform::OneThread(), rank, status, [] {});
+  PreparedStep prepared = {};
+  return next_iteration(rank, &prepared, status);
 }
 
 }  // namespace mpk

@@ -27,10 +27,11 @@ MPK_DEVICE uint64_t event_wanted(const mpk_graph* graph, uint32_t index, uint32_
 /* Acquire: pairs with the release of every trigger (trigger_local, signal_add). The additions form one
  * release sequence, so a reader of the last one sees the data of all. System scope if a peer may have
  * triggered. */
-MPK_DEVICE uint64_t event_count(const mpk_graph* graph, uint32_t index, const mpk_event& event) {
-  if (!event.remote_triggers) return platform::load<platform::Scope::kDevice>(event_counter(graph, index), platform::kAcquire);
-  return platform::load<platform::Scope::kSystem>(event_counter(graph, index), platform::kAcquire);
+MPK_DEVICE uint64_t event_count(const uint64_t* counter, const mpk_event& event) {
+  if (!event.remote_triggers) return platform::load<platform::Scope::kDevice>(counter, platform::kAcquire);
+  return platform::load<platform::Scope::kSystem>(counter, platform::kAcquire);
 }
+MPK_DEVICE uint64_t event_count(const mpk_graph* graph, uint32_t index, const mpk_event& event) { return event_count(event_counter(graph, index), event); }
 MPK_DEVICE uint64_t event_count(const mpk_graph* graph, uint32_t index) { return event_count(graph, index, graph->events[index]); }
 
 MPK_DEVICE bool event_test(const mpk_graph* graph, uint32_t index, uint32_t epoch, uint32_t epochs_back = 0) {

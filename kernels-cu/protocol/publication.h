@@ -50,22 +50,40 @@ MPK_DEVICE Publication read_publication(const mpk_rank* rank) {
   return Publication{static_cast<uint32_t>(word), launch & ~MPK_LAUNCH_STOP, (launch & MPK_LAUNCH_STOP) != 0};
 }
 
-/* Makes the batch in mpk_batch the current iteration, and triggers the event of its graph's task 1 (begin). */
-MPK_DEVICE void publish(const mpk_rank* rank) {
+/* Number of tasks that an iteration of this graph adds to mpk_control.progress: the tasks of the lists, or
+ * all that events launch (every task but terminate and begin). */
+MPK_DEVICE uint64_t counted_tasks(const mpk_graph* graph) {
+  if (graph->placement == MPK_STATIC) return graph->worker_first[graph->num_workers];
+  return graph->num_tasks > 2 ? graph->num_tasks - 2 : 0;
+}
+
+/* What `publish` needs to know of the iteration that mpk_batch describes. */
+struct NextIteration {
+  uint32_t iteration;
+  uint32_t graph;      /* with MPK_LAUNCH_STOP: there is no further iteration */
+  uint64_t* begin;     /* counter of the graph's begin event; NULL: none is triggered */
+  uint64_t triggers;   /* how many triggers it needs */
+};
+MPK_DEVICE NextIteration next_iteration_of(const mpk_graph* graph, uint32_t graph_index, uint32_t iteration) {
+  return NextIteration{iteration, graph_index, event_counter(graph, MPK_EVENT_BEGIN), graph->events[MPK_EVENT_BEGIN].num_triggers};
+}
+MPK_DEVICE NextIteration next_iteration_of(const mpk_rank* rank) {
   const mpk_batch* batch = rank->batch;
-  uint32_t launch = batch->graph;
-  if (batch->stop) {
-    launch |= MPK_LAUNCH_STOP;
-  } else {
-    const mpk_graph* graph = &rank->graphs[batch->graph];
-    const mpk_event& begin = graph->events[MPK_EVENT_BEGIN];
-    trigger_local(graph, MPK_EVENT_BEGIN, begin, begin.num_triggers);
-  }
-  const uint64_t word = (static_cast<uint64_t>(launch) << 32) | batch->iteration;
+  if (batch->stop) return NextIteration{batch->iteration, batch->graph | MPK_LAUNCH_STOP, nullptr, 0};
+  return next_iteration_of(&rank->graphs[batch->graph], batch->graph, batch->iteration);
+}
+
+/* Makes the batch in mpk_batch the current iteration, and triggers the event of its graph's task 1 (begin). */
+MPK_DEVICE void publish(const mpk_rank* rank, const NextIteration& next) {
+  /* Relaxed: no peer triggers this event (batch_begin), and every thread that waits for it has acquired the publication, which comes
+   * later: by itself, or through the queue from which it has the task. */
+  if (next.begin != nullptr) platform::fetch_add<platform::Scope::kDevice>(next.begin, next.triggers, platform::kRelaxed);
+  const uint64_t word = (static_cast<uint64_t>(next.graph) << 32) | next.iteration;
   /* Release: pairs with read_publication. */
   platform::store<platform::Scope::kDevice>(reinterpret_cast<uint64_t*>(&rank->control->iteration), word,
                                             platform::kRelease);
 }
+MPK_DEVICE void publish(const mpk_rank* rank) { publish(rank, next_iteration_of(rank)); }
 
 }  // namespace mpk
 

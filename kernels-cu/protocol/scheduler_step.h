@@ -17,6 +17,7 @@ struct Scheduler {
   const mpk_rank* rank;
   uint32_t index; /* among mpk_rank's schedulers; the remote one is the last if world > 1 */
   mpk_status* status;
+  PreparedStep* step = nullptr; /* memory for the batch step, if it runs end_iteration */
   uint32_t next_worker = 0; /* next in the round robin; the same in the whole team */
   /* Only the leader uses these: */
   bool begins = false;      /* the first batch step of the launch is still to run */
@@ -72,7 +73,7 @@ MPK_DEVICE int end_iteration(Scheduler* scheduler) {
   if (!scheduler->begins && (scheduler->ending == 0 || !claim_batch_step(scheduler->rank, scheduler->ending))) return MPK_OK;
   scheduler->begins = false;
   scheduler->ending = 0;
-  return next_iteration(scheduler->rank, scheduler->status);
+  return next_iteration(scheduler->rank, scheduler->step, scheduler->status);
 }
 
 /* Does what a ready event asks for. This scheduler's part of its tasks is `share` of `shares`. */

@@ -76,7 +76,8 @@ void mpk_cpu_worker(mpk_rank* rank, uint32_t worker) {
 void mpk_cpu_scheduler(mpk_rank* rank, uint32_t scheduler) {
   if (rank->placement == MPK_STATIC) return;
   mpk::cpu::shorten_timer_slack();
-  mpk::Scheduler self = {rank, scheduler, &rank->status[rank->num_workers + scheduler]};
+  mpk::PreparedStep step = {};
+  mpk::Scheduler self = {rank, scheduler, &rank->status[rank->num_workers + scheduler], &step};
   const bool local = scheduler < mpk::num_local_schedulers(rank);
   mpk::cpu::leave(rank, self.status, local ? mpk::cpu::run_local_scheduler(&self) : mpk::cpu::run_remote_scheduler(&self));
 }

@@ -2,6 +2,7 @@
  * and the relay of the word in which the host asks for an abort. They take no SM from the workers. */
 #pragma once
 
+#include "batch_loop.h"
 #include "gpu/context.cuh"
 #include "inbox.cuh"
 #include "scheduler_loop.h"
@@ -28,26 +29,13 @@ __device__ inline void relay_loop(const mpk_rank* rank) {
   }
 }
 
-/* Reports that the end of an iteration did not come. Called if no other loop could say why. */
-__device__ __noinline__ void report_end(const mpk_rank* rank) {
-  const mpk_batch* batch = rank->batch;
-  const mpk_graph* graph = &rank->graphs[batch->graph];
-  mpk_status* const status = &rank->status[rank->num_workers];
-  report(&status->timed_out, 1u);
-  report(&status->graph, batch->graph);
-  report(&status->iteration, batch->iteration);
-  report_wait(status, MPK_WORKER_WAITS_EVENT, own_event_id(rank, graph, MPK_EVENT_END), event_wanted(graph, MPK_EVENT_END, batch->epoch, 0),
-              event_count(graph, MPK_EVENT_END));
-}
-
-/* Brings what the batch step reads into the L1 cache, by a whole warp at once. The step has dependent loads, most of them in
- * one thread, and an iteration's weights have passed through the caches since it last ran. So each sector that the step must
+/* Brings what a batch step that is not steady reads into the L1 cache, by a whole warp at once. The step has dependent loads, most of
+ * them in one thread, and an iteration's weights have passed through the caches since it last ran. So each sector that the step must
  * fetch itself costs a round trip to the L2 cache. This is only a hint: the values that the lanes read are not used, and
- * an acquire in the step drops the sectors. The sectors are assigned to lanes once, because the addresses do not change.
- * What does not fit is left out. */
+ * an acquire in the step drops the sectors. What does not fit is left out. */
 class BatchLines {
  public:
-  /* Called by all lanes, after batch_begin has set the state up. */
+  /* Called by all lanes, like `fetch`. */
   __device__ __forceinline__ BatchLines(const mpk_rank* rank, uint32_t lane) : lane_(lane) {
     const mpk_batch_config* config = rank->batch_config;
     const mpk_batch* batch = rank->batch;
@@ -69,7 +57,6 @@ class BatchLines {
     add(config->eos, config->num_eos * 4);
   }
 
-  /* Called by all lanes, after an acquire of the data. */
   __device__ __forceinline__ void fetch() const {
     uint32_t words[kMost];
 #pragma unroll
@@ -101,43 +88,14 @@ class BatchLines {
   uint64_t lines_[kMost] = {};
 };
 
-/* By one thread: waits until the published iteration and all its tasks are done. */
-__device__ inline int await_end(const mpk_rank* rank, bool relay) {
-  const mpk_batch* batch = rank->batch;
-  const mpk_graph* graph = &rank->graphs[batch->graph];
-  const mpk_event end = graph->events[MPK_EVENT_END];
-  const uint64_t wanted = event_wanted(end, batch->epoch), expected = batch_state(rank)->expected;
-  Wait wait(rank, nullptr, follower_deadline_ns(rank));
-  for (uint32_t polls = 1;; ++polls) {
-    /* As in claim_batch_step. A task's count comes after its trigger, so if no peer triggers the end event, it is
-     * ready by then. */
-    const uint64_t done = platform::load<platform::Scope::kDevice>(&rank->control->progress, platform::kAcquire);
-    if (done >= expected && (!end.remote_triggers || event_count(graph, MPK_EVENT_END, end) >= wanted)) return MPK_OK;
-    if (relay && polls % 64 == 0) relay_host_abort(rank);
-    if (polls % 16 != 0) continue;
-    const int code = wait.poll(done);
-    if (code == MPK_OK) continue;
-    if (wait.timed_out()) report_end(rank); /* if the run ended for another reason, another wait's report says more */
-    return code;
-  }
-}
-
-/* Static placement: runs the first batch step, and one after each iteration. The first lane leads. It knows what it has
- * published and how many tasks must be done before the next step, so it polls one word. */
-__device__ inline int batch_loop(const mpk_rank* rank, uint32_t lane, bool relay) {
-  const platform::Team team{};
-  const BatchLines lines(rank, lane);
-  for (;;) {
-    lines.fetch();
-    int code = next_iteration(team, rank, nullptr, [] { poke(shared_state().published, peek(shared_state().published) + 1); });
-    bool goes_on = code == MPK_OK;
-    if (lane == 0 && goes_on) {
-      goes_on = !rank->batch->stop;
-      if (goes_on) code = await_end(rank, relay);
-    }
-    code = team.from_leader(code);
-    if (team.from_leader(static_cast<int>(goes_on)) == 0 || code != MPK_OK) return code;
-  }
+/* Static placement: the batch steps of the rank. */
+__device__ inline int run_batch_steps(const mpk_rank* rank, uint32_t lane, bool relay) {
+  return batch_loop(
+      platform::Team(), rank, &shared_state().step, [] { poke(shared_state().published, peek(shared_state().published) + 1); },
+      [rank, relay] {
+        if (relay) relay_host_abort(rank);
+      },
+      [rank, lane] { BatchLines(rank, lane).fetch(); });
 }
 
 /* Mixed placement: makes scheduler 0 end the iterations of static graphs (end_iteration), because no event tells a scheduler of
@@ -155,7 +113,7 @@ __device__ inline void look_for_static_end(Scheduler* scheduler) {
 
 /* Called by all lanes of a scheduler's warp. */
 __device__ inline int schedule(const mpk_rank* rank, uint32_t index, bool relay, uint64_t* heads) {
-  Scheduler self = {rank, index, &rank->status[rank->num_workers + index]};
+  Scheduler self = {rank, index, &rank->status[rank->num_workers + index], &shared_state().step};
   self.begins = index == 0;
   const auto at_poll = [rank, relay] {
     if (relay) relay_host_abort(rank);
@@ -184,7 +142,7 @@ __device__ inline void spare_loop(const mpk_rank* rank, uint32_t block, uint32_t
   }
   if (code == MPK_OK) {
     if (rank->placement != MPK_STATIC && block < rank->num_schedulers) code = schedule(rank, block, block == 0 && !own_relay, heads);
-    else if (rank->placement == MPK_STATIC && block == 0) code = batch_loop(rank, lane, !own_relay);
+    else if (rank->placement == MPK_STATIC && block == 0) code = run_batch_steps(rank, lane, !own_relay);
 #if MPK_HOST_PROXY
     /* The host checks that this block exists (check_host_limits in cuda/machine.rs). */
     else if (block == busy + 1) inbox_loop(rank, lane);

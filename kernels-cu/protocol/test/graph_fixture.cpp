@@ -381,7 +381,8 @@ void Job::start_team(mpk_rank* rank, uint32_t index) {
   ThreadTeam::Meeting* const meeting = meetings_.emplace_back(std::make_unique<ThreadTeam::Meeting>()).get();
   for (uint32_t member = 0; member < ThreadTeam::kSize; ++member) {
     threads_.emplace_back([=] {
-      mpk::Scheduler self = {rank, index, &rank->status[rank->num_workers + index]};
+      mpk::PreparedStep prepared = {};
+      mpk::Scheduler self = {rank, index, &rank->status[rank->num_workers + index], &prepared};
       std::vector<uint64_t> heads(rank->world, 0); /* only the leader uses them */
       const bool local = index < mpk::num_local_schedulers(rank);
       const auto step = [&](mpk::Found* found) {

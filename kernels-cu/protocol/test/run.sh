@@ -21,6 +21,7 @@ build_tests() {
         "$compiler" $flags test/test_queue.cpp "$objects/proxy.o" -o "$build/$name/queue"
         "$compiler" $flags test/test_batch.cpp test/batch/*.cpp "$objects"/*.o -o "$build/$name/batch"
         "$compiler" $flags test/test_batch_edges.cpp "$objects"/*.o -o "$build/$name/batch_edges"
+        "$compiler" $flags test/test_loop.cpp "$objects"/*.o -o "$build/$name/loop"
         "$compiler" $flags test/test_graph.cpp "$build/$name/fixture.o" "$objects"/*.o -o "$build/$name/graph"
         "$compiler" $flags test/test_online.cpp "$build/$name/fixture.o" "$objects"/*.o -o "$build/$name/online"
         "$compiler" $flags test/test_soak.cpp "$build/$name/fixture.o" "$objects"/*.o -o "$build/$name/soak"
@@ -37,7 +38,7 @@ fixed=""
 if setarch "$(uname -m)" -R true 2>/dev/null; then fixed="setarch $(uname -m) -R"; fi
 
 run_tests() {
-    for test in queue batch batch_edges graph online soak; do
+    for test in queue batch batch_edges loop graph online soak; do
         # shellcheck disable=SC2086
         timeout "${MPK_SOAK_SECONDS:-120}" $fixed "$build/$1/$test"
     done

@@ -12,13 +12,20 @@ int main() {
   for (uint64_t seed = 1; seed <= seeds; ++seed) {
     Scenario scenario = random_scenario(seed);
     Expected expected = simulate(scenario);
-    const Driven alone = drive(scenario, expected, false);
+    const Driven alone = drive(scenario, expected, When::kAtEnd);
     reuse_numbers(&scenario, &expected);
-    const Driven first = drive(scenario, expected, false), second = drive(scenario, expected, true);
-    CHECK(first.hashes == second.hashes && alone.hashes.size() == first.hashes.size(), "the batch step is not a pure function");
+    const Driven first = drive(scenario, expected, When::kAtEnd);
+    for (const When when : {When::kDecided, When::kAhead, When::kUndecided, When::kLate}) {
+      const Driven other = drive(scenario, expected, when);
+      CHECK(other.hashes == first.hashes && other.steady == first.steady, "the batch step is not a pure function");
+    }
+    CHECK(alone.hashes.size() == first.hashes.size(), "the reuse of numbers changes the iterations");
     for (size_t i = 1; i < first.hashes.size(); ++i) CHECK(first.hashes[i] != first.hashes[i - 1], "the hash stands still");
     /* A step of a team starts threads: some scenarios only. */
-    if (seed % 50 == 0) CHECK(drive(scenario, expected, true, true).hashes == first.hashes, "a team computes other batches");
+    if (seed % 50 == 0) {
+      CHECK(drive(scenario, expected, When::kDecided, true).hashes == first.hashes, "a team computes other batches");
+      CHECK(drive(scenario, expected, seed % 100 == 0 ? When::kAhead : When::kUndecided, true).hashes == first.hashes, "a team that prepares ahead computes other batches");
+    }
     steady += first.steady;
     iterations += expected.steps.size();
     for (const auto& step : expected.steps) {

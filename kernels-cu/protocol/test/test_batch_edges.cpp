@@ -69,6 +69,15 @@ struct OneRequest {
   }
 };
 
+/* Both parts of a batch step by one thread. */
+int step_of(const mpk_rank& rank, bool* steady = nullptr) {
+  mpk::PreparedStep prepared = {};
+  const mpk::NextToken first = mpk::prepare_step(mpk::platform::OneThread(), &rank, &prepared);
+  const int code = mpk::batch_step(mpk::platform::OneThread(), &rank, &prepared, first, 0, nullptr, [] {});
+  if (steady != nullptr) *steady = prepared.steady;
+  return code;
+}
+
 /* Nothing to do: the batch step waits without a deadline until an entry comes, an abort, or the time after which the kernel is
  * to end. The next launch continues with the same state. */
 void idle_ends_as_told() {
@@ -138,7 +147,7 @@ void entries_come_at_any_time() {
     mpk::batch_state(&one.rank)->next_admission = before;
     one.admissions[before % 4] = {MPK_ADMIT, 0};
     __atomic_store_n(&one.num_admissions, before, __ATOMIC_RELEASE);
-    std::thread step([&] { CHECK(mpk::batch_step(mpk::platform::OneThread(), &one.rank, 0, nullptr) == MPK_OK, "the batch step"); });
+    std::thread step([&] { CHECK(step_of(one.rank) == MPK_OK, "the batch step"); });
     std::this_thread::sleep_for(std::chrono::microseconds(50 + trial * 7));
     __atomic_store_n(&one.num_admissions, (before + 1) & MPK_ENTRY_COUNT_MASK, __ATOMIC_RELEASE);
     mpk_cpu_wake(&one.num_admissions);
@@ -155,16 +164,16 @@ void numbers_do_not_wrap() {
   one.config.fixed_iterations = UINT32_MAX;
   CHECK(mpk::batch_begin(&one.rank) == MPK_OK, "begin");
   mpk::batch_state(&one.rank)->iteration = MPK_LAST_ITERATION - 1;
-  CHECK(mpk::batch_step(mpk::platform::OneThread(), &one.rank, 0, nullptr) == MPK_OK && one.batch.iteration == MPK_LAST_ITERATION && one.batch.epoch == 1, "the last iteration");
-  CHECK(mpk::batch_step(mpk::platform::OneThread(), &one.rank, 0, nullptr) == MPK_ABORT_ITERATIONS, "an iteration after the last");
+  CHECK(step_of(one.rank) == MPK_OK && one.batch.iteration == MPK_LAST_ITERATION && one.batch.epoch == 1, "the last iteration");
+  CHECK(step_of(one.rank) == MPK_ABORT_ITERATIONS, "an iteration after the last");
   mpk::batch_state(&one.rank)->iteration = 7;
   one.counters[MPK_EVENT_BEGIN * MPK_COUNTER_STRIDE] = MPK_LAST_ITERATION - 1;
-  CHECK(mpk::batch_step(mpk::platform::OneThread(), &one.rank, 0, nullptr) == MPK_OK && one.batch.epoch == MPK_LAST_ITERATION, "the last epoch");
+  CHECK(step_of(one.rank) == MPK_OK && one.batch.epoch == MPK_LAST_ITERATION, "the last epoch");
   one.counters[MPK_EVENT_BEGIN * MPK_COUNTER_STRIDE] = MPK_LAST_ITERATION;
-  CHECK(mpk::batch_step(mpk::platform::OneThread(), &one.rank, 0, nullptr) == MPK_ABORT_ITERATIONS, "an epoch after the last");
+  CHECK(step_of(one.rank) == MPK_ABORT_ITERATIONS, "an epoch after the last");
   one.config.fixed_iterations = MPK_LAST_ITERATION;
   mpk::batch_state(&one.rank)->iteration = MPK_LAST_ITERATION;
-  CHECK(mpk::batch_step(mpk::platform::OneThread(), &one.rank, 0, nullptr) == MPK_OK && one.batch.stop == 1, "a stop after the last iteration");
+  CHECK(step_of(one.rank) == MPK_OK && one.batch.stop == 1, "a stop after the last iteration");
 }
 
 /* Ranks compare hashes of their state. So a steady step has another hash where only a token differs. */
@@ -176,8 +185,8 @@ void hash_depends_on_tokens() {
     one.num_admissions = 1;
     CHECK(mpk_cpu_begin(&one.rank) == MPK_OK && one.batch.num_rows == 1, "begin");
     one.batch.next_token[0] = token;
-    CHECK(mpk::is_steady(mpk::platform::OneThread(), &one.rank, 1), "the step is not steady");
-    CHECK(mpk::batch_step(mpk::platform::OneThread(), &one.rank, 0, nullptr) == MPK_OK, "step");
+    bool steady = false;
+    CHECK(step_of(one.rank, &steady) == MPK_OK && steady, "the step is not steady");
     hashes[token] = one.batch.hash;
   }
   CHECK(hashes[0] != hashes[1], "the hash does not depend on the token");

@@ -4,6 +4,7 @@
 #include "gpu/barrier.cuh"
 #include "gpu/config.cuh"
 #include "mpk/abi.h"
+#include "steady_step.h"
 
 namespace mpk {
 namespace gpu {
@@ -69,6 +70,7 @@ struct alignas(128) Shared {
   uint32_t streamed;             /* stages that the loader has started since the launch */
   uint32_t ring_is_full;         /* 1: the loader waits for a free stage */
   uint32_t published;            /* static placement, the block with the batch step: iterations that it has published since the launch */
+  PreparedStep step;             /* the block with the batch step, or with a scheduler */
   uint32_t compute_state;        /* enum ComputeState, where kTellsState */
   mpk_rank rank;                 /* a copy of the rank's description */
   /* The iteration's data for the block's tasks: a copy of the batch's description (the arrays stay where they are), and the

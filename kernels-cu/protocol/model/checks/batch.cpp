@@ -3,6 +3,7 @@
  * visible in any order. */
 #include <vector>
 
+#include "batch_loop.h"
 #include "model/checks/server.h"
 
 namespace {
@@ -109,6 +110,57 @@ class Serving : public Registered {
 Serving one_request("batch: 1 request, streamed", 1, 2);
 Serving reused("batch: 2 requests through 1 entry of each table", 2, 1);
 
+/* A thread that runs nothing but batch steps, and prepares each of them while a worker runs the task. A preparation that writes what the
+ * task reads, or reads what it writes, is a data race. */
+class Ahead : public Registered {
+ public:
+  explicit Ahead(const char* check, uint32_t new_tokens) : Registered(check), new_tokens_(new_tokens) {}
+  void build() override {
+    mpk_rank* rank = make_ranks(1, 1024);
+    s_.build(rank, 3, 2, new_tokens_);
+    s_.set_private();
+    for (uint32_t g = 0; g < 2; ++g) {
+      uint32_t* first = make<uint32_t>(3);
+      first[1] = first[2] = 1; /* number of tasks in the lists */
+      s_.graphs[g].worker_first = first;
+    }
+    s_.write_request(7);
+    s_.write_entry(MPK_STOP);
+    *s_.num_admissions = s_.written;
+    thread("batch steps", 0, [this] {
+      MODEL_CHECK(batch_begin(s_.rank) == MPK_OK, "the run does not begin");
+      PreparedStep prepared = {};
+      MODEL_CHECK(batch_loop(platform::OneThread(), s_.rank, &prepared, [] {}, [] {}, [] {}) == MPK_OK, "the run fails");
+    });
+    thread("worker", 0, [this] { work(); });
+  }
+  void finish() override { s_.check_result(7); }
+
+ private:
+  void work() {
+    for (uint32_t iteration = 1;; ++iteration) {
+      Publication now = {};
+      if (!wait_until(s_.rank, [&] {
+            now = read_publication(s_.rank);
+            return now.iteration == iteration;
+          }))
+        return fail("aborted");
+      if (now.stop) return;
+      const mpk_graph* graph = &s_.rank->graphs[now.graph];
+      MODEL_CHECK(s_.rank->batch->epoch == (now.graph == 0 ? iteration - 1 : 1), "iteration %u: epoch %u", iteration, s_.rank->batch->epoch);
+      const mpk_batch* batch = s_.rank->batch;
+      MODEL_CHECK(batch->active_context[0] + batch->active_num_rows[0] == batch->row_position[batch->num_rows - 1] + 1, "iteration %u: context %d", iteration, batch->active_context[0]);
+      s_.sample();
+      trigger_local(graph, MPK_EVENT_END, graph->events[MPK_EVENT_END]);
+      count_progress(s_.rank);
+    }
+  }
+  uint32_t new_tokens_;
+  Server s_;
+};
+
+Ahead ahead("batch: prepared while a task runs", long_run() ? kMostNewTokens : 4);
+
 /* Two ranks with their hosts. Rank 0's host counts an entry last. Ranks exchange data in each iteration. */
 class Admission : public Registered {
  public:
@@ -135,10 +187,14 @@ class Admission : public Registered {
   void run(uint32_t r) {
     const mpk_rank* rank = s_[r].rank;
     MODEL_CHECK(batch_begin(rank) == MPK_OK, "the run does not begin");
+    PreparedStep prepared = {};
+    NextToken first = prepare_step(platform::OneThread(), rank, &prepared);
     for (uint32_t iteration = 1;; ++iteration) {
-      const int code = next_iteration(rank, nullptr);
+      const int code = next_iteration(platform::OneThread(), rank, &prepared, first, nullptr, [] {}, [] {});
       MODEL_CHECK(code == MPK_OK, "rank %u, iteration %u: the batch step ends with %d", r, iteration, code);
       if (rank->batch->stop) break;
+      /* The decision may be there or not. */
+      first = prepare_step(platform::OneThread(), rank, &prepared);
       const mpk_graph* graph = &rank->graphs[rank->batch->graph];
       trigger_remote(rank, graph, 1 - r, 3);
       MODEL_CHECK(event_wait(rank, graph, 3, rank->batch->epoch, 0, nullptr) == MPK_OK, "the exchange failed");

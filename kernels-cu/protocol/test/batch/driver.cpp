@@ -4,6 +4,7 @@
 #include "batch/driver.h"
 
 #include <algorithm>
+#include <cstring>
 #include <map>
 
 #include "batch_step.h"
@@ -39,20 +40,49 @@ std::vector<uint64_t> history_of(const std::vector<int32_t>& prompt, const std::
   return history;
 }
 
-/* The batch step by a team of threads. */
-int step_of_team(const mpk_rank* rank, uint64_t now) {
-  ThreadTeam::Meeting meeting;
-  int codes[ThreadTeam::kSize] = {};
-  std::vector<std::thread> threads;
-  for (uint32_t i = 0; i < ThreadTeam::kSize; ++i) threads.emplace_back([&, i] { codes[i] = mpk::batch_step(ThreadTeam{&meeting, i}, rank, now, nullptr); });
-  for (std::thread& thread : threads) thread.join();
-  CHECK(std::count(codes, codes + ThreadTeam::kSize, codes[0]) == ThreadTeam::kSize, "the team's results differ");
-  return codes[0];
-}
+/* The batch step by one thread, or by a team of threads. */
+class Stepper {
+ public:
+  Stepper(const mpk_rank* rank, bool team) : rank_(rank), team_(team) {}
+
+  void prepare() {
+    if (!team_) first_[0] = mpk::prepare_step(mpk::platform::OneThread(), rank_, &prepared_);
+    else together([&](const ThreadTeam& self, uint32_t i) { first_[i] = mpk::prepare_step(self, rank_, &prepared_); });
+  }
+  void find_decision() {
+    if (!prepared_.decided) prepared_.decided = mpk::find_decision(rank_, &prepared_.decision);
+  }
+  bool is_decided() const { return prepared_.decided; }
+  int step(uint64_t now) {
+    if (!team_) return mpk::batch_step(mpk::platform::OneThread(), rank_, &prepared_, first_[0], now, nullptr, [] {});
+    int codes[ThreadTeam::kSize] = {};
+    together([&](const ThreadTeam& self, uint32_t i) { codes[i] = mpk::batch_step(self, rank_, &prepared_, first_[i], now, nullptr, [] {}); });
+    CHECK(std::count(codes, codes + ThreadTeam::kSize, codes[0]) == ThreadTeam::kSize, "the team's results differ");
+    return codes[0];
+  }
+  bool was_steady() const { return prepared_.steady; }
+  void publish(uint64_t now) {
+    mpk::publish(rank_, prepared_.next);
+    mpk::end_batch_step(rank_, prepared_, now);
+  }
+
+ private:
+  template <typename Do>
+  void together(const Do& run) {
+    ThreadTeam::Meeting meeting;
+    std::vector<std::thread> threads;
+    for (uint32_t i = 0; i < ThreadTeam::kSize; ++i) threads.emplace_back([&, i] { run(ThreadTeam{&meeting, i}, i); });
+    for (std::thread& thread : threads) thread.join();
+  }
+  const mpk_rank* rank_;
+  bool team_;
+  mpk::PreparedStep prepared_ = {};
+  mpk::NextToken first_[ThreadTeam::kSize] = {};
+};
 
 }  // namespace
 
-Driven drive(const Scenario& scenario, const Expected& expected, bool early, bool team) {
+Driven drive(const Scenario& scenario, const Expected& expected, When when, bool team) {
   const uint32_t count = static_cast<uint32_t>(scenario.prompts.size());
   uint32_t table = 1, most_samples = scenario.max_batch, max_rows = 0;
   for (uint32_t number : scenario.number) table = std::max(table, number + 1);
@@ -231,20 +261,38 @@ Driven drive(const Scenario& scenario, const Expected& expected, bool early, boo
   Driven driven{};
   uint64_t full_steps = 0;
   CHECK(mpk::batch_begin(&rank) == MPK_OK, "begin");
-  uint64_t now = 1000;
-  for (size_t i = 0;; ++i, now += 10) {
+  /* The host takes results, and writes the entries that are to be in effect in iteration `i`. */
+  auto arrive = [&](size_t i) {
     for (uint32_t number = 0; number < table; ++number) drain(number);
     const bool last = i == expected.steps.size();
     while (written < (last ? scenario.log.size() : expected.steps[i].entries)) write_entry(scenario.log[written]);
     if (last) ring[written++ % ring.size()] = mpk_admission{MPK_STOP, 0};
     num_admissions = written;
-    /* As next_iteration does after it has published an iteration; otherwise as in the first batch step of a launch. */
-    if (early) CHECK(mpk::decide(&rank), "decide");
-    const bool steady = i != 0 && mpk::is_steady(mpk::platform::OneThread(), &rank, written);
-    CHECK((team ? step_of_team(&rank, now) : mpk::batch_step(mpk::platform::OneThread(), &rank, now, nullptr)) == MPK_OK, "step %zu", i);
-    driven.steady += steady;
+  };
+  /* Everything that the tasks of an iteration read. */
+  auto what_tasks_read = [&] {
+    std::vector<int32_t> all;
+    for (const auto* part : {&row_token, &row_active, &row_position, &per_slot[0], &per_slot[1], &per_slot[2], &per_slot[3], &per_slot[4], &per_sample[0], &per_sample[1], &page_table})
+      all.insert(all.end(), part->begin(), part->end());
+    all.resize(all.size() + sizeof(batch) / 4);
+    std::memcpy(&*(all.end() - sizeof(batch) / 4), &batch, sizeof(batch));
+    return all;
+  };
+  const bool ahead = when == When::kAhead || when == When::kUndecided || when == When::kLate;
+  Stepper stepper(&rank, team);
+  uint64_t now = 1000;
+  for (size_t i = 0;; ++i, now += 10) {
+    const bool last = i == expected.steps.size();
+    if (i == 0 || !ahead) {
+      arrive(i);
+      /* As next_iteration does after it has published an iteration; otherwise as in the first batch step of a launch. */
+      if (when == When::kDecided) CHECK(mpk::decide(&rank), "decide");
+      stepper.prepare();
+    }
+    CHECK(stepper.step(now) == MPK_OK, "step %zu", i);
+    driven.steady += stepper.was_steady();
     CHECK(mpk::pages_consistent(&rank), "pages after step %zu", i);
-    mpk::publish(&rank);
+    stepper.publish(now);
     /* The next iteration's tasks may overwrite these before the host gets the results. */
     std::fill(per_sample[2].begin(), per_sample[2].end(), -5);
     std::fill(top_token.begin(), top_token.end(), -5);
@@ -267,6 +315,19 @@ Driven drive(const Scenario& scenario, const Expected& expected, bool early, boo
       break;
     }
     CHECK(!last, "more iterations than wanted");
+    if (ahead) {
+      arrive(i + 1);
+      if (when == When::kAhead) CHECK(mpk::decide(&rank), "decide");
+      const std::vector<int32_t> before_preparation = what_tasks_read();
+      stepper.prepare();
+      CHECK(stepper.is_decided() == (when == When::kAhead), "step %zu: the decision is %s", i, stepper.is_decided() ? "there" : "not found");
+      if (when == When::kLate) {
+        CHECK(mpk::decide(&rank), "decide");
+        stepper.find_decision();
+        CHECK(stepper.is_decided(), "step %zu: the decision is not found", i);
+      }
+      CHECK(what_tasks_read() == before_preparation, "step %zu: the batch changes while its tasks run", i);
+    }
     const Expected::Step& step = expected.steps[i];
     CHECK(batch.iteration == i + 1 && control.iteration == i + 1, "iteration %u, wanted %zu", batch.iteration, i + 1);
     CHECK(batch.graph == step.graph && control.launch == step.graph, "step %zu: graph %u, wanted %u", i, batch.graph, step.graph);

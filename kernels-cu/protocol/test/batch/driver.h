@@ -13,9 +13,17 @@ struct Driven {
   uint64_t steady; /* batch steps that only advanced the slots (steady_step.h) */
 };
 
-/* `early`: rank 0 decides after each iteration has been published, as it does while a kernel runs. `team`: several threads run each
- * batch step together, as a warp does on a GPU. */
-Driven drive(const Scenario& scenario, const Expected& expected, bool early, bool team = false);
+/* When the batch step prepares, and when rank 0 decides. */
+enum class When {
+  kAtEnd,      /* both when the iteration has ended */
+  kDecided,    /* rank 0 decides after it has published the iteration, as it does while a kernel runs; the step prepares at the end */
+  kAhead,      /* the step prepares while the tasks run; rank 0 has decided before */
+  kUndecided,  /* likewise, but rank 0 decides at the end */
+  kLate,       /* likewise, but the decision comes while the tasks run, and is found */
+};
+
+/* `team`: several threads run each batch step together, as a warp does on a GPU. */
+Driven drive(const Scenario& scenario, const Expected& expected, When when, bool team = false);
 
 }  // namespace batch_test
 
