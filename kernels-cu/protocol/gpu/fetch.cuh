@@ -35,17 +35,20 @@ struct WorkerList {
   }
 };
 
-/* Number of looks for the next iteration from one check of the abort word and the clock to the next. */
-constexpr uint32_t kLooksBetweenPolls = 8;
+/* Number of looks for the next iteration from one check of the abort word and the clock to the next. A check takes as long as a look. If an
+ * iteration is published meanwhile, the block begins later, and one late block of many delays all others. So checks are rare: one in 0.2 ms. */
+constexpr uint32_t kLooksBetweenPolls = 256;
 
 __device__ inline void fetch_static(const mpk_rank* rank, uint32_t worker, uint32_t lane) {
   constexpr uint32_t kAll = 0xFFFFFFFFu;
   SlotWriter writer(rank, lane);
-  FetchedIteration iteration;
   WorkerList list;
   Descriptor next; /* of the list's first task; fetched before the next iteration is known, because that usually has the same graph */
   uint32_t seen = 0, told = 0;
   for (;;) {
+    /* Here, because it would take time between the publication and the first task. The next iteration is published only after all tasks
+     * are done. */
+    if (!writer.wait_for_readers()) return;
     Publication publication = {0, 0, false};
     int code = MPK_OK;
     if (lane == 0) {
@@ -74,21 +77,19 @@ __device__ inline void fetch_static(const mpk_rank* rank, uint32_t worker, uint3
     const bool predicted = graph_index == list.graph;
     if (!predicted) list.read(rank, graph_index, worker, lane);
     if (list.first == list.last) continue;
-    if (!writer.wait_for_readers()) return;
-    iteration.read(rank, graph_index, seen, lane);
-    const uint32_t* const tasks = iteration.graph->worker_tasks;
-    if (!predicted) next.fetch(rank, iteration, __shfl_sync(kAll, list.head, 0), lane);
+    read_iteration(rank, graph_index, seen, lane);
+    if (!predicted) next.fetch(rank, __shfl_sync(kAll, list.head, 0), lane);
     uint32_t ahead = list.head;
     for (uint32_t i = list.first; i < list.last; ++i) {
       if (!writer.acquire()) return;
-      writer.fill(iteration, next, i + 1 == list.last ? list.last - list.first : 0);
+      writer.fill(next, i + 1 == list.last ? list.last - list.first : 0);
       const TaskSlot& filled = writer.slot();
       writer.publish();
       if (!bring(filled)) return;
       const uint32_t after = i + 1 == list.last ? list.first : i + 1, place = (after - list.first) & 31;
       if (after == list.first) ahead = list.head;
-      else if (place == 0 && after + lane < list.last) ahead = tasks[after + lane];
-      next.fetch(rank, iteration, __shfl_sync(kAll, ahead, place), lane);
+      else if (place == 0 && after + lane < list.last) ahead = shared_state().fetched.worker_tasks[after + lane];
+      next.fetch(rank, __shfl_sync(kAll, ahead, place), lane);
     }
   }
 }
@@ -142,16 +143,16 @@ __device__ inline bool is_ready(const TaskSlot& slot, const mpk_rank* rank, uint
 /* Mixed placement: hands out the worker's list of an iteration of a static graph. A task's descriptor is fetched only when it is the
  * task's turn, because dynamic placement leaves no registers for one that is fetched ahead. Returns false if the compute warps have
  * left. */
-__device__ inline bool run_list(const mpk_rank* rank, SlotWriter& writer, FetchedIteration& iteration, uint32_t graph_index, uint32_t number, uint32_t worker, uint32_t lane) {
+__device__ inline bool run_list(const mpk_rank* rank, SlotWriter& writer, uint32_t graph_index, uint32_t number, uint32_t worker, uint32_t lane) {
   const mpk_graph* const graph = rank->graphs + graph_index;
   if (worker >= graph->num_workers) return true;
   const uint32_t first = graph->worker_first[worker], last = graph->worker_first[worker + 1];
   if (first == last) return true;
   if (!writer.wait_for_readers()) return false;
-  iteration.read(rank, graph_index, number, lane);
+  read_iteration(rank, graph_index, number, lane);
   for (uint32_t i = first; i < last; ++i) {
     if (!writer.acquire()) return false;
-    writer.fill(iteration, graph->worker_tasks[i], i + 1 == last ? last - first : 0);
+    writer.fill(graph->worker_tasks[i], i + 1 == last ? last - first : 0);
     const TaskSlot& filled = writer.slot();
     writer.publish();
     if (!bring(filled)) return false;
@@ -179,7 +180,7 @@ __device__ inline bool find_task(const mpk_rank* rank, uint32_t worker, uint32_t
 /* At the end of a run: reports what this worker's tasks wait for. */
 __device__ __noinline__ void report_parked(const mpk_rank* rank, uint32_t worker, uint32_t task) {
   mpk_status* const status = &rank->status[worker];
-  /* Like FetchedIteration::read, but reads the memory again, so that no register is kept for this. */
+  /* Like read_iteration, but reads the memory again, so that no register is kept for this. */
   const mpk_batch* batch = rank->batch;
   report(&status->graph, batch->graph);
   report(&status->iteration, batch->iteration);
@@ -190,7 +191,7 @@ template <bool kMixed>
 __device__ inline void fetch_dynamic(const mpk_rank* rank, uint32_t worker, uint32_t lane) {
   constexpr uint32_t kAll = 0xFFFFFFFFu;
   SlotWriter writer(rank, lane);
-  FetchedIteration iteration;
+  const FetchedIteration& iteration = shared_state().fetched;
   Deferred deferred(rank, worker);
   Wait idle(rank, nullptr, follower_deadline_ns(rank));
   Wait held(rank, nullptr); /* with held tasks: this worker knows what is missing */
@@ -202,7 +203,7 @@ __device__ inline void fetch_dynamic(const mpk_rank* rank, uint32_t worker, uint
     bool found = false;
     mpk_queue* from = nullptr;
     for (uint32_t i = 0; i < deferred.count() && !found; ++i) {
-      writer.fill(iteration, deferred.at(i), 1);
+      writer.fill(deferred.at(i), 1);
       __syncwarp();
       found = is_ready(writer.slot(), rank, lane);
       if (found) deferred.remove(i, lane);
@@ -221,7 +222,7 @@ __device__ inline void fetch_dynamic(const mpk_rank* rank, uint32_t worker, uint
           if (number != seen && __shfl_sync(kAll, static_cast<int>(now.stop), 0) == 0) {
             seen = number;
             if (rank->graphs[graph].placement == MPK_STATIC) {
-              if (!run_list(rank, writer, iteration, graph, number, worker, lane)) return;
+              if (!run_list(rank, writer, graph, number, worker, lane)) return;
               idle.reset();
               continue;
             }
@@ -239,10 +240,10 @@ __device__ inline void fetch_dynamic(const mpk_rank* rank, uint32_t worker, uint
           const Publication now = read_publication(rank);
           if (deferred.count() != 0 || now.iteration != task_id_iteration(id)) code = MPK_ABORT_QUEUE;
           else if (!writer.wait_for_readers()) return;
-          else iteration.read(rank, now.graph, now.iteration, lane);
+          else read_iteration(rank, now.graph, now.iteration, lane);
         }
         if (code == MPK_OK) {
-          writer.fill(iteration, task, 1);
+          writer.fill(task, 1);
           __syncwarp();
           found = is_ready(writer.slot(), rank, lane);
           if (!found) deferred.add(task, lane);

@@ -14,54 +14,56 @@ static_assert(sizeof(mpk_task) == 80 && offsetof(mpk_task, first_operand) == 8 &
                   offsetof(mpk_task, flag_number) == 76,
               "Descriptor::fetch reads the task as words");
 
-/* The iteration, as the fetch warp keeps it in registers. */
-struct FetchedIteration {
-  const mpk_graph* graph = nullptr;
-  const mpk_task* tasks = nullptr;
-  const mpk_operand* operands = nullptr;
-  const mpk_variant* variants = nullptr;
-  const mpk_dependency* dependencies = nullptr;
-  const mpk_event* events = nullptr;
-  uint64_t* counters = nullptr;
-  uint32_t index = 0, number = 0, epoch = 0;
-  uint32_t num_rows = 0, num_samples = 0, num_active = 0;
-  uint64_t batch_hash = 0;
-  bool dynamic = false;
-
-  /* Called by a worker that still has to run a task of this iteration (publication.h), after
-   * SlotWriter::wait_for_readers. So no warp reads the block's copies while they are written. The next slot's barrier
-   * hands them over. */
-  __device__ void read(const mpk_rank* rank, uint32_t graph_index, uint32_t iteration, uint32_t lane) {
-    Shared& shared = shared_state();
-    if (graph != rank->graphs + graph_index) { /* constant for a launch, and usually the graph of the iteration before */
-      graph = rank->graphs + graph_index;
-      tasks = graph->tasks;
-      operands = graph->operands;
-      variants = graph->variants;
-      dependencies = graph->dependencies;
-      events = graph->events;
-      counters = graph->counters;
-      dynamic = graph->placement == MPK_DYNAMIC;
-    }
-    index = graph_index;
-    number = iteration;
-    const mpk_batch* batch = rank->batch;
-    epoch = batch->epoch;
-    num_rows = batch->num_rows;
-    num_samples = batch->num_samples;
-    num_active = batch->num_active;
-    batch_hash = batch->hash;
-    static_assert(sizeof(mpk_batch) % 4 == 0, "copied as words");
-    for (uint32_t i = lane; i < sizeof(mpk_batch) / 4; i += 32)
-      reinterpret_cast<uint32_t*>(&shared.batch)[i] = reinterpret_cast<const uint32_t*>(batch)[i];
-    for (uint32_t a = lane; a < num_active && a < kKeptActive; a += 32) {
-      shared.active_slot[a] = batch->active_slot[a];
-      shared.active_first_row[a] = batch->active_first_row[a];
-      shared.active_num_rows[a] = batch->active_num_rows[a];
-      shared.active_context[a] = batch->active_context[a];
-    }
+/* Reads the iteration into shared memory: into `fetched`, and into the block's copies of the batch. Called by all lanes of a worker that
+ * still has to run a task of this iteration (publication.h), after SlotWriter::wait_for_readers. So no warp reads the block's copies
+ * while they are written. The next slot's barrier hands them over. */
+__device__ inline void read_iteration(const mpk_rank* rank, uint32_t graph_index, uint32_t iteration, uint32_t lane) {
+  Shared& shared = shared_state();
+  FetchedIteration& fetched = shared.fetched;
+  const mpk_graph* const graph = rank->graphs + graph_index;
+  const bool changes = fetched.graph != graph; /* a graph is constant for a launch, and usually that of the iteration before */
+  constexpr uint32_t kNumbers = offsetof(mpk_batch, row_token) / 4, kRounds = (kKeptActive + 31) / 32;
+  static_assert(kNumbers <= 32, "a lane copies a word");
+  const uint32_t word = lane < kNumbers ? reinterpret_cast<const uint32_t*>(rank->batch)[lane] : 0;
+  /* All loads together: the addresses of the arrays are constant, and entries after the last active slot do no harm. If the number of
+   * active slots were awaited, the block would begin its first task a round trip to the L2 cache later. */
+  int32_t slots[kRounds], first_rows[kRounds], rows[kRounds], contexts[kRounds];
+#pragma unroll
+  for (uint32_t i = 0; i < kRounds; ++i) {
+    const uint32_t a = i * 32 + lane;
+    slots[i] = first_rows[i] = rows[i] = contexts[i] = 0;
+    if (a >= shared.kept_active) continue;
+    slots[i] = shared.batch.active_slot[a];
+    first_rows[i] = shared.batch.active_first_row[a];
+    rows[i] = shared.batch.active_num_rows[a];
+    contexts[i] = shared.batch.active_context[a];
   }
-};
+  __syncwarp(); /* all lanes have looked at `fetched` */
+  if (changes && lane == 0) {
+    fetched.graph = graph;
+    fetched.tasks = graph->tasks;
+    fetched.operands = graph->operands;
+    fetched.variants = graph->variants;
+    fetched.dependencies = graph->dependencies;
+    fetched.events = graph->events;
+    fetched.counters = graph->counters;
+    fetched.worker_tasks = graph->worker_tasks;
+    fetched.index = graph_index;
+    fetched.dynamic = graph->placement == MPK_DYNAMIC;
+  }
+  if (lane == 0) fetched.number = iteration;
+  if (lane < kNumbers) reinterpret_cast<uint32_t*>(&shared.batch)[lane] = word;
+#pragma unroll
+  for (uint32_t i = 0; i < kRounds; ++i) {
+    const uint32_t a = i * 32 + lane;
+    if (a >= kKeptActive) continue;
+    shared.active_slot[a] = slots[i];
+    shared.active_first_row[a] = first_rows[i];
+    shared.active_num_rows[a] = rows[i];
+    shared.active_context[a] = contexts[i];
+  }
+  __syncwarp(); /* the lanes read what others have written */
+}
 
 /* This lane's part of the data that a task's slot gets from its graph. The data is constant for a launch, so it can be fetched before
  * the iteration is known. */
@@ -82,8 +84,9 @@ struct Descriptor {
   uint64_t trigger_event;
   mpk_event triggered = {};   /* only in the first lane, and only if this rank owns the event */
 
-  __device__ void fetch(const mpk_rank* rank, const FetchedIteration& graph, uint32_t task, uint32_t lane) {
+  __device__ void fetch(const mpk_rank* rank, uint32_t task, uint32_t lane) {
     constexpr uint32_t kAll = 0xFFFFFFFFu;
+    const FetchedIteration& graph = shared_state().fetched;
     index = task;
     word = lane < kTaskWords ? reinterpret_cast<const uint32_t*>(graph.tasks + task)[lane] : 0;
     trigger_event = static_cast<uint64_t>(__shfl_sync(kAll, word, 1)) << 32 | __shfl_sync(kAll, word, 0);
@@ -102,12 +105,18 @@ struct Descriptor {
     }
     param = lane < MPK_MAX_PARAMS ? graph.variants[variant].params[lane] : 0;
     num_waits = num_dependencies < kSlotWaits ? num_dependencies : kSlotWaits;
+    bool happened = false;
     if (lane < num_waits) {
       const mpk_dependency dependency = graph.dependencies[first_dependency + lane];
       counter = graph.counters + static_cast<uint64_t>(dependency.event) * MPK_COUNTER_STRIDE;
       num_triggers = graph.events[dependency.event].num_triggers;
       epochs_back = dependency.epochs_back;
+      happened = dependency.event == MPK_EVENT_BEGIN;
     }
+    /* Static placement: a task that depends on the begin event alone waits for nothing. The batch step triggers that event before it
+     * releases the publication (publish). This warp has acquired the publication, and the slot's barrier hands it over to the compute
+     * warps: it orders their loads after the batch step's stores, as an acquire of the event would. */
+    if (!graph.dynamic && num_dependencies <= kSlotWaits && __all_sync(kAll, lane >= num_waits || happened)) num_waits = 0;
     if (lane == 0 && is_own_event(rank, trigger_event)) triggered = graph.events[event_id_index(trigger_event)];
   }
 };
@@ -149,14 +158,16 @@ class SlotWriter {
   }
 
   /* Writes task `index` of the iteration; TaskSlot explains `finished`. */
-  __device__ void fill(const FetchedIteration& iteration, uint32_t index, uint32_t finished) const {
+  __device__ void fill(uint32_t index, uint32_t finished) const {
     Descriptor descriptor;
-    descriptor.fetch(rank_, iteration, index, lane_);
-    fill(iteration, descriptor, finished);
+    descriptor.fetch(rank_, index, lane_);
+    fill(descriptor, finished);
   }
   /* The same, with a descriptor already fetched. */
-  __device__ void fill(const FetchedIteration& iteration, const Descriptor& from, uint32_t finished) const {
+  __device__ void fill(const Descriptor& from, uint32_t finished) const {
     TaskSlot& to = slot();
+    const FetchedIteration& iteration = shared_state().fetched;
+    const mpk_batch& batch = shared_state().batch;
     if (lane_ < Descriptor::kTaskWords) reinterpret_cast<uint32_t*>(&to.task)[lane_] = from.word;
 #pragma unroll
     for (uint32_t i = 0; i < sizeof(from.operands) / 4; ++i) {
@@ -166,26 +177,26 @@ class SlotWriter {
     if (lane_ < MPK_MAX_PARAMS) to.params[lane_] = from.param;
     if (lane_ < from.num_waits) {
       /* As event_wanted. */
-      const bool waits = iteration.epoch > from.epochs_back;
-      to.waits[lane_] = {from.counter, waits ? static_cast<uint64_t>(from.num_triggers) * (iteration.epoch - from.epochs_back) : 0};
+      const bool waits = batch.epoch > from.epochs_back;
+      to.waits[lane_] = {from.counter, waits ? static_cast<uint64_t>(from.num_triggers) * (batch.epoch - from.epochs_back) : 0};
     }
     if (lane_ == 0) {
       to.kind = kSlotTask;
       to.task_index = from.index;
       to.graph_index = iteration.index;
       to.iteration = iteration.number;
-      to.epoch = iteration.epoch;
-      to.tag = MPK_FLAG_TAG(from.flagged, iteration.epoch);
-      const bool refresh = MPK_FLAG_REFRESH(from.flagged, iteration.epoch);
-      to.num_rows = refresh ? iteration.graph->rows : iteration.num_rows;
-      to.num_samples = refresh ? iteration.graph->samples : iteration.num_samples;
-      to.num_active = iteration.num_active;
-      to.batch_hash = iteration.batch_hash;
+      to.epoch = batch.epoch;
+      to.tag = MPK_FLAG_TAG(from.flagged, batch.epoch);
+      const bool refresh = MPK_FLAG_REFRESH(from.flagged, batch.epoch);
+      to.num_rows = refresh ? iteration.graph->rows : batch.num_rows;
+      to.num_samples = refresh ? iteration.graph->samples : batch.num_samples;
+      to.num_active = batch.num_active;
+      to.batch_hash = batch.hash;
       to.graph = iteration.graph;
       to.num_waits = from.num_waits;
       to.finished = finished;
       to.fetched_ns = trace_clock(rank_);
-      resolve_trigger(iteration, from.trigger_event, from.triggered, &to);
+      resolve_trigger(from.trigger_event, from.triggered, &to);
     }
   }
 
@@ -205,7 +216,8 @@ class SlotWriter {
 
  private:
   /* Finds the one address that trigger_event (trigger.h) would add to in static placement. `event` is Descriptor::triggered. */
-  __device__ void resolve_trigger(const FetchedIteration& iteration, uint64_t event_id, const mpk_event& event, TaskSlot* to) const {
+  __device__ void resolve_trigger(uint64_t event_id, const mpk_event& event, TaskSlot* to) const {
+    const FetchedIteration& iteration = shared_state().fetched;
     to->trigger = nullptr;
     to->trigger_system = 0;
     to->trigger_steps = 0;

@@ -31,6 +31,10 @@ extern "C" __global__ void __launch_bounds__(mpk::gpu::kBlockThreads, 1) mpk_per
   static_assert(sizeof(mpk_rank) % 4 == 0, "copied as words");
   for (uint32_t i = thread; i < sizeof(mpk_rank) / 4; i += kBlockThreads)
     reinterpret_cast<uint32_t*>(&shared.rank)[i] = reinterpret_cast<const uint32_t*>(description)[i];
+  /* The addresses in mpk_batch are constant. What comes before them belongs to an iteration. */
+  static_assert(offsetof(mpk_batch, row_token) % 4 == 0 && sizeof(mpk_batch) % 4 == 0, "copied as words");
+  for (uint32_t i = offsetof(mpk_batch, row_token) / 4 + thread; i < sizeof(mpk_batch) / 4; i += kBlockThreads)
+    reinterpret_cast<uint32_t*>(&shared.batch)[i] = reinterpret_cast<const uint32_t*>(description->batch)[i];
   for (uint32_t i = thread; i < kMostRanks; i += kBlockThreads) shared.ring_heads[i] = 0;
   if (thread == 0) {
     shared.code = MPK_OK;
@@ -42,8 +46,11 @@ extern "C" __global__ void __launch_bounds__(mpk::gpu::kBlockThreads, 1) mpk_per
     shared.streamed = 0;
     shared.ring_is_full = 0;
     shared.published = 0;
+    shared.fetched.graph = nullptr;
+    shared.fetched.number = 0;
     if constexpr (kTellsState) shared.compute_state = kIsWaiting;
     shared.pages_per_slot = description->batch_config->pages_per_slot;
+    shared.kept_active = description->batch_config->max_batch < kKeptActive ? description->batch_config->max_batch : kKeptActive;
     for (uint32_t i = 0; i < kStages; ++i) {
       mbarrier_init(&shared.stage_full[i], kStageArrivals);
       mbarrier_init(&shared.stage_empty[i], kEmptyArrivals);

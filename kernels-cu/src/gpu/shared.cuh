@@ -51,6 +51,21 @@ struct alignas(16) TaskSlot {
   alignas(16) mpk_operand operands[kSlotOperands]; /* inputs, then outputs */
 };
 
+/* The iteration of the fetch warp's tasks. It is not in registers: they would be spilled, and reading them back after the publication takes
+ * as long as reading the batch. */
+struct FetchedIteration {
+  const mpk_graph* graph; /* NULL: none yet. Its addresses follow: */
+  const mpk_task* tasks;
+  const mpk_operand* operands;
+  const mpk_variant* variants;
+  const mpk_dependency* dependencies;
+  const mpk_event* events;
+  uint64_t* counters;
+  const uint32_t* worker_tasks;
+  uint32_t index, number; /* of the graph; of the iteration */
+  bool dynamic;
+};
+
 /* The block's shared memory, in this order: stages, work area, then this. */
 struct alignas(128) Shared {
   uint64_t stage_full[kStages];  /* loader -> compute */
@@ -74,10 +89,13 @@ struct alignas(128) Shared {
   uint32_t compute_state;        /* enum ComputeState, where kTellsState */
   mpk_rank rank;                 /* a copy of the rank's description */
   /* The iteration's data for the block's tasks: a copy of the batch's description (the arrays stay where they are), and the
-   * numbers of its first slots. The fetch warp writes them while no task of the block runs. */
+   * numbers of its first slots. The fetch warp writes them while no task of the block runs. The addresses of the arrays are there from
+   * the start. */
   mpk_batch batch;
   uint32_t pages_per_slot;
+  uint32_t kept_active; /* slots that the arrays below can have: at most kKeptActive, and at most mpk_batch_config.max_batch */
   int32_t active_slot[kKeptActive], active_first_row[kKeptActive], active_num_rows[kKeptActive], active_context[kKeptActive];
+  FetchedIteration fetched;
   uint64_t ring_heads[kMostRanks]; /* the remote scheduler's own positions */
   TaskSlot slots[kSlots];
   /* While the loader has lent the ring of stages to the fetch warp (warp_loader.cuh): the next stage, and how often the ring has
