@@ -4,7 +4,8 @@
  * graph and stop bit in the high half (mpk_control.launch).
  *
  * End. Each task of a graph runs once per iteration. Its worker counts it in mpk_control.progress as its last act for
- * the task: after its kernel, after its trigger, after its push to a peer's ring. The batch step of the next iteration runs when
+ * the task: after its kernel, after its trigger, after its push to a peer's ring. (On a GPU, the trigger of a list's last task may become
+ * visible after the count: finish_task.) The batch step of the next iteration runs when
  * the end event is ready *and* progress has reached the number of tasks of all iterations so far (BatchState.expected).
  * So at that time no task of the rank is running, queued or still to be launched, for any graph. Everything that the
  * tasks did is visible (release of each count, acquire of the sum).

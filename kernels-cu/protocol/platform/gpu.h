@@ -162,6 +162,9 @@ __device__ inline bool compare_exchange(T* address, T* expected, T desired, Orde
   return false;
 }
 
+/* A release (and acquire) at device scope for the relaxed operations after it, together. */
+__device__ inline void fence_device() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
+
 /* As OneThread, but a warp. */
 struct Team {
   static constexpr uint32_t kSize = 32;
