@@ -34,8 +34,8 @@ MPK_DEVICE int await_end(const mpk_rank* rank, PreparedStep* prepared, const AtP
   bool looks = rank->batch_config->generate && !prepared->decided;
   Wait wait(rank, nullptr, follower_deadline_ns(rank));
   for (uint32_t polls = 1;; ++polls) {
-    /* As in claim_batch_step. A task's count comes after its trigger, so if no peer triggers the end event, it is
-     * ready by then. */
+    /* As in claim_batch_step. A task counts when it triggers its event (finish_task), so if no peer triggers the end event, the counts
+     * say all. */
     const uint64_t done = platform::load<platform::Scope::kDevice>(&rank->control->progress, platform::kAcquire);
     if (done >= expected && (!end.remote_triggers || event_count(end_counter, end) >= wanted)) return MPK_OK;
     if (looks && polls % kSome == 0) looks = !(prepared->decided = find_decision(rank, &prepared->decision));
