@@ -10,10 +10,14 @@ use crate::error::{Error, Result};
 use crate::world::World;
 use kernels_cu::abi;
 use std::collections::VecDeque;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Time between two checks for messages if rank 0 cannot ring this host's bell, or takes long to do so.
 const UNRUNG: Duration = Duration::from_micros(500);
+/// The same time after a [`LULL`]: 2,000 checks a second take 4 % of a core, and a server may wait for its next request for hours.
+const UNRUNG_IDLE: Duration = Duration::from_millis(4);
+/// An engine without messages for this long is idle.
+const LULL: Duration = Duration::from_secs(1);
 /// The same time if it can, and at once. Lost ranks are noticed within it.
 const UNTIL_RUNG: Duration = Duration::from_millis(20);
 /// Number of short checks after a ring: MPI may take a moment to show the message.
@@ -31,6 +35,8 @@ pub(super) struct Follower {
     reached: bool,
     /// Number of short checks that remain.
     looks: u32,
+    /// When the bell or a message was last heard.
+    news: Instant,
     wire: Wire,
     table: Table,
     waiting: VecDeque<Entry>,
@@ -52,6 +58,7 @@ impl Follower {
             heard: bell.listen(),
             reached: false,
             looks: 0,
+            news: Instant::now(),
             wire: Wire::new(world),
             table: Table::default(),
             waiting: VecDeque::new(),
@@ -69,7 +76,8 @@ impl Follower {
             self.looks = self.looks.saturating_sub(1);
             self.bell.sleep(self.heard, self.bell.short());
         } else {
-            self.bell.sleep(self.heard, if self.reached && prompt { UNTIL_RUNG } else { UNRUNG });
+            let unrung = if self.news.elapsed() < LULL { UNRUNG } else { UNRUNG_IDLE };
+            self.bell.sleep(self.heard, if self.reached && prompt { UNTIL_RUNG } else { unrung });
         }
     }
 }
@@ -79,8 +87,10 @@ impl<T: Target> Host<T> for Follower {
         let heard = self.bell.listen();
         if heard != self.heard {
             (self.heard, self.reached, self.looks) = (heard, true, LOOKS);
+            self.news = Instant::now();
         }
         while let Some((rank, message)) = self.wire.receive()? {
+            self.news = Instant::now();
             match message {
                 Message::Entry(entry) => {
                     self.stopping = entry.kind == abi::MPK_STOP;
