@@ -21,7 +21,7 @@ mod shim;
 mod source;
 mod toolchain;
 
-pub use architecture::{Architecture, GAP_OF_ONE_RANK, KNOBS, KernelConfig};
+pub use architecture::{Architecture, KNOBS, KernelConfig};
 pub use cache::Cache;
 pub use codes::{Expression, TaskCodes, merge, task_codes};
 pub use compile::{Cubin, compile};

@@ -130,7 +130,7 @@ mod tests {
         for wanted in [
             "#define MPK_NVSHMEM 1\n",
             "#define MPK_STAGES 8\n",
-            "#define MPK_GAP 0\n",
+            "#define MPK_GAP 128\n",
             "    default: return no_code();\n",
             "#define MPK_DEBUG_X 1\n",
             "using Code1 = A<2>;\n",

@@ -8,8 +8,8 @@ use distributed::cuda::{Code, Transport};
 use distributed::probe::LeftOut;
 use distributed::{World, are_mixed};
 use kernels_cu::gpu::{
-    Architecture, Cache, CollectiveShim, CompileOptions, Cubin, Expression, GAP_OF_ONE_RANK, GpuError,
-    KernelConfig, NvshmemFiles, collective_shim, compile, merge, task_codes,
+    Architecture, Cache, CollectiveShim, CompileOptions, Cubin, Expression, GpuError, KernelConfig,
+    NvshmemFiles, collective_shim, compile, merge, task_codes,
 };
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
@@ -20,8 +20,6 @@ use taskgraph::{TaskGraph, Tuning};
 /// The properties of a GPU kernel besides its tasks.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct KernelKind {
-    /// It runs on one rank.
-    pub alone: bool,
     /// It is linked with NVSHMEM's device library.
     pub device_library: bool,
     /// Its puts go through the host ([`Transport::Host`]).
@@ -52,9 +50,6 @@ pub fn compile_options(row: &Device, kind: KernelKind, tuning: &Tuning) -> Resul
     }
     if kind.mixed {
         options.defines.push(("MPK_MIXED_PLACEMENT".into(), "1".into()));
-    }
-    if kind.alone {
-        options.config.gap = GAP_OF_ONE_RANK;
     }
     options.config = fit(options.config.tuned(tuning), row.shared_memory).ok_or_else(|| {
         AppError::environment(format!(
@@ -100,13 +95,8 @@ pub(super) fn code(
     let mut codes = together(world, codes)?;
     let expressions = united(world, &codes.expressions);
     codes.renumber(expressions.clone());
-    let kind = KernelKind {
-        alone: world.size() == 1,
-        device_library,
-        by_host,
-        traced: config.trace.is_some(),
-        mixed: are_mixed(graphs),
-    };
+    let kind =
+        KernelKind { device_library, by_host, traced: config.trace.is_some(), mixed: are_mixed(graphs) };
     let options = together(world, compile_options(row, kind, tuning))?;
     let generated = begin.elapsed();
     let cache = Cache::from_environment().map_err(|e| AppError::from(distributed::Error::Code(e)));
@@ -270,7 +260,6 @@ pub fn compile_all(
     }
     let expressions = merge(lists.iter().map(Vec::as_slice));
     let kind = KernelKind {
-        alone: ranks == 1,
         device_library: transport.puts_through_nvshmem(ranks, true),
         by_host: transport.puts_through_host(ranks),
         traced,
@@ -306,17 +295,5 @@ mod tests {
             None => assert!(config.shared_bytes - config.work_bytes + (34 << 10) > 99 << 10),
         }
         assert_eq!(fit(config, 16 << 10), None);
-    }
-
-    #[test]
-    fn the_gap_in_the_code_is_for_one_rank_unless_it_was_measured() {
-        let row = taskgraph::target::device("h100").unwrap();
-        let gap = |alone, tuning: &Tuning| {
-            compile_options(row, KernelKind { alone, ..KernelKind::default() }, tuning).unwrap().config.gap
-        };
-        let mut tuning = Tuning::default();
-        assert_eq!((gap(true, &tuning), gap(false, &tuning)), (GAP_OF_ONE_RANK, 0));
-        tuning.set("code.gap", 64);
-        assert_eq!((gap(true, &tuning), gap(false, &tuning)), (64, 64));
     }
 }
