@@ -50,12 +50,17 @@ fn what_a_run_refuses_is_refused() {
     let table = tensor("table", "weight", &[3, 4]);
     let good = || with_a_norm_of_constants(&one);
     let embedding = graph(&[table], json!([{"op": "embedding", "inputs": ["table"], "outputs": ["y"]}]));
+    // This operator works on the rows of the batch, whatever its input has. The verifier does not see that.
+    let mut logits = tensor("logits", "input", &[1, 6]);
+    logits["rows"] = json!("fixed");
+    let short = graph(&[logits], json!([{"op": "argmax_partial", "inputs": ["logits"], "outputs": ["y"]}]));
     let mut without_data = one.clone();
     without_data.as_object_mut().expect("a tensor").remove("data");
     let mut no_file = one.clone();
     no_file["data"] = json!({"file": "no_such.safetensors", "tensor": "one"});
     for (model, options, words) in [
         (embedding, &[][..], "generate.prompt_tokens"),
+        (short, &[], "`logits` has dimensions [1, 6], but 2 rows are in use"),
         (with_a_norm_of_constants(&without_data), &[], "`one` has no values"),
         (with_a_norm_of_constants(&no_file), &[], "no_such.safetensors"),
         (good(), &["--max-batch", "2"], "--max-batch has no effect on a graph of your own"),

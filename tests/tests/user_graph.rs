@@ -445,13 +445,6 @@ fn rows_of_the_batch_are_as_many_as_the_graph_has() {
         assert!(run.stderr.contains("if `x` has others, set it to \"fixed\""), "{}", run.stderr);
     }
     check(&model("constant", "fixed"), &[1], [rows, k], &reference::rmsnorm(&x, &w, 0.01), "fixed rows");
-    // `argmax_partial` works on the rows of the batch, whatever its input has. The verifier does not see that.
-    let logits = json!({"name": "x", "kind": "input", "dtype": "f32", "dims": [rows, k], "rows": "fixed", "data": {"values": x}});
-    let model = graph(9, &[logits], &[op("argmax_partial", &["x"], &["y"], json!({}))]);
-    for how in [&["--check"][..], &["--backend", "cpu"]] {
-        let run = Job::alone().arg(model.path()).args(how).run().expect(2).expect_nothing_left();
-        assert!(run.stderr.contains("`x` has dimensions [4, 6], but 9 rows are in use"), "{}", run.stderr);
-    }
 }
 
 /// A cache is known by slots, heads and splits, whose numbers only the user knows.

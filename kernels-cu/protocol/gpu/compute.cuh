@@ -85,8 +85,8 @@ __device__ __forceinline__ int finish_task(const mpk_rank* rank, uint32_t worker
   if (slot.trigger != nullptr && slot.finished != 0 && !slot.trigger_system) {
     /* Static placement, the last task of a list. One fence for both additions, because each wait for the task's stores takes a round trip
      * to the L2 cache. Release, by the fence: pairs with the waits for the event, and with await_end and claim_batch_step. The count may
-     * become visible before the trigger. This does no harm: no batch step reads the counter, and who waits for it waits for this
-     * trigger too, in whichever epoch. */
+     * be seen before the trigger. This is harmless: no batch step reads the event's counter, and a task that waits for the event
+     * still waits for this trigger. */
     platform::fence_device();
     platform::fetch_add<platform::Scope::kDevice>(slot.trigger, uint64_t{1}, platform::kRelaxed);
     platform::fetch_add<platform::Scope::kDevice>(progress, static_cast<uint64_t>(slot.finished), platform::kRelaxed);

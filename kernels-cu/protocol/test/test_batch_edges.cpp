@@ -5,6 +5,7 @@
 
 #include "batch_step.h"
 #include "check.h"
+#include "slot_arrays.h"
 
 namespace {
 
@@ -14,7 +15,7 @@ struct OneRequest {
   mpk_admission admissions[4] = {{MPK_ADMIT, 0}};
   uint32_t num_admissions = 0;
   int32_t token = 1, row = 0;
-  std::vector<int32_t> per_slot[9];
+  SlotArrays per_slot;
   mpk_request_output request_output{};
   mpk_event events[3] = {{1, 0, 0, MPK_EVENT_TERMINATION_TYPE, 0}, {1, 0, 0, MPK_EVENT_LAUNCH_DEPENDENT_TASKS, 0}, {1, 0, 0, MPK_EVENT_END_OF_TASK_GRAPH, 0}};
   uint64_t counters[3 * MPK_COUNTER_STRIDE] = {};
@@ -44,17 +45,8 @@ struct OneRequest {
     graph.events = events;
     graph.counters = counters;
     graph.worker_first = worker_first;
-    for (auto& array : per_slot) array.assign(slots, 0);
+    per_slot.make(&batch, slots, config.pages_per_slot);
     batch.row_token = batch.row_active = batch.row_position = &row;
-    batch.active_slot = per_slot[0].data();
-    batch.active_first_row = per_slot[1].data();
-    batch.active_num_rows = per_slot[2].data();
-    batch.active_context = per_slot[3].data();
-    batch.sample_row = per_slot[4].data();
-    batch.sample_active = per_slot[5].data();
-    batch.page_table = per_slot[6].data();
-    batch.active_num_samples = per_slot[7].data();
-    batch.next_token = per_slot[8].data();
     output.requests = &request_output;
     rank.abi_version = MPK_ABI_VERSION;
     rank.world = rank.num_workers = rank.num_graphs = rank.oversubscribed = 1;

@@ -7,6 +7,7 @@
 
 #include "batch_loop.h"
 #include "check.h"
+#include "slot_arrays.h"
 #include "thread_team.h"
 
 namespace {
@@ -27,7 +28,8 @@ struct OneRank {
   std::vector<mpk_admission> admissions{16};
   uint32_t num_admissions = 0;
   std::vector<int32_t> prompts = std::vector<int32_t>(kRequests * (kMostPrompt + kMostTokens)), tokens = prompts;
-  std::vector<int32_t> per_row[3], per_slot[9];
+  std::vector<int32_t> per_row[3];
+  SlotArrays per_slot;
   std::vector<mpk_request_output> outputs{kRequests};
   std::vector<mpk_status> statuses{kWorkers + 1};
   mpk_event events[4] = {{1, 0, 0, MPK_EVENT_TERMINATION_TYPE, 0}, {1, 0, 0, MPK_EVENT_LAUNCH_DEPENDENT_TASKS, 0}, {kWorkers, 0, 0, MPK_EVENT_END_OF_TASK_GRAPH, 0}, {kWorld, 0, 0, MPK_EVENT_EMPTY, 1}};
@@ -66,20 +68,10 @@ struct OneRank {
     config.admissions = admissions.data();
     config.num_admissions = &num_admissions;
     for (auto& array : per_row) array.assign(config.max_rows, 0);
-    for (auto& array : per_slot) array.assign(kSlots, 0);
-    per_slot[6].assign(kSlots * config.pages_per_slot, 0);
+    per_slot.make(&batch, kSlots, config.pages_per_slot);
     batch.row_token = per_row[0].data();
     batch.row_active = per_row[1].data();
     batch.row_position = per_row[2].data();
-    batch.active_slot = per_slot[0].data();
-    batch.active_first_row = per_slot[1].data();
-    batch.active_num_rows = per_slot[2].data();
-    batch.active_context = per_slot[3].data();
-    batch.sample_row = per_slot[4].data();
-    batch.sample_active = per_slot[5].data();
-    batch.page_table = per_slot[6].data();
-    batch.active_num_samples = per_slot[7].data();
-    batch.next_token = per_slot[8].data();
     output.requests = outputs.data();
     output.tokens = tokens.data();
     batch_private.assign(mpk_batch_private_bytes(&config) / 8 + 1, 0);
