@@ -66,6 +66,7 @@ fn wide_products_run_on_the_tensor_cores_without_pauses() {
         ("embedding", "mpk::gpu::Embedding<MPK_BF16, MPK_F32>".to_string()),
         ("linear_with_residual", format!("{linear}::kPlain, 0, 1, MPK_BF16, MPK_F32>")),
         ("rmsnorm_linear", format!("{linear}::kRmsNorm, 4096, 1, MPK_F32, MPK_BF16>")),
+        ("wide_linear", "mpk::gpu::WideBroad<MPK_BF16>".to_string()),
         ("wide_linear", "mpk::gpu::WideLinear<MPK_BF16, 1, 128>".to_string()),
         ("wide_linear", "mpk::gpu::WideLinear<MPK_BF16, 2, 128>".to_string()),
         ("wide_linear", "mpk::gpu::WideTall<MPK_BF16, 32>".to_string()),

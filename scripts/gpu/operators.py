@@ -16,7 +16,7 @@ from op_graph import Graph
 
 ROWS = {1: 16, 2: 1, 5: 4, 8: 2, 16: 8, 33: 16}  # rows: page size
 # Rows of wide products, and how many shapes of each kind of operator; the outputs of many rows are long
-WIDE_ROWS = {20: 6, 64: 6, 65: 4, 130: 4, 300: 3, 1025: 2, 2048: 1}
+WIDE_ROWS = {20: 6, 64: 6, 65: 4, 128: 4, 130: 4, 300: 3, 1025: 2, 2048: 1}
 SHARED_ROWS = [1, 5, 16]
 LONG_ROWS = {129: 1, 300: 64}  # graphs of attention only, with as many rows as a chunk of a prompt: page size
 # Rows of several sequences in one iteration: the rows of each, page size, rotation of the shapes, attributes. `many` has more tasks
@@ -63,6 +63,8 @@ def graphs(check, worlds):
         alone.norms(g, index)
         alone.gated_products(g, index, alone.WIDE_GATED, count)
         alone.gated(g, index, alone.WIDE_SHAPES, count)
+        for shape in range(len(shared.WIDE_MLPS) if rows <= 300 else 1):
+            shared.mlp(g, shape, shared.WIDE_MLPS)
         found.append((g, 1))
     if check.cuda and 1 in worlds:
         g = Graph("operators-cut", 1100, 1, np.random.default_rng([check.seed, 1100]), lambda case: bool(pattern.search(case)))

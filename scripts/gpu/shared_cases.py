@@ -71,10 +71,14 @@ def column_parallel(g, index):
         g.expect_values(g.named("y"), *ref.linear(ref.rounded(xv, dtype), None, wv, bv), dtype)
 
 
-def mlp(g, index):
+MLPS = [(40, 27, "bf16"), (256, 688, "f16"), (224, 496, "f32")]  # hidden, intermediate, dtype
+# With products of many rows, the gates are made in the layout that the next product reads. The last tiles are not full
+WIDE_MLPS = [(264, 704, "bf16"), (72, 12352, "f16"), (1000, 576, "bf16")]
+
+
+def mlp(g, index, shapes=MLPS):
     """A gated MLP as models have it: norm, column-parallel, gate, row-parallel, sum with residual, and a norm after."""
-    hidden, inner = [(40, 27), (256, 688), (224, 496)][index % 3]
-    dtype = ["bf16", "f16", "f32"][index % 3]
+    hidden, inner, dtype = shapes[index % len(shapes)]
     if not g.begin(f"MLP {dtype} hidden={hidden} intermediate={inner}"):
         return
     part = {"len": inner, "split": {"kind": "even"}}
@@ -91,12 +95,12 @@ def mlp(g, index):
     g.op("add", [g.named("d"), x], g.named("z"))
     g.op("rmsnorm", [g.named("z"), norm], g.named("y"), eps=1e-6)
     unit = ref.UNIT[dtype]
-    branch, spread = ref.linear(*ref.rmsnorm(xv, normv, 1e-6), upv, act=dtype)
+    branch, spread = ref.linear(*ref.rmsnorm(xv, normv, 1e-6), upv, act=dtype, wide=g.rows > 16)
     branch = ref.rounded(branch, dtype)
     gated, _ = ref.silu_mul(branch)
     # The error of an element: its own rounding, that of the gate, and the error of its inputs.
     gated_spread = 4 * unit * np.abs(gated) + 2 * spread[:, :inner]
-    total, spread = ref.linear(gated, gated_spread, downv, act=dtype)
+    total, spread = ref.linear(gated, gated_spread, downv, act=dtype, wide=g.rows > 16)
     total = total + xv
     values, own = ref.rmsnorm(total, normv, 1e-6)
     scale = np.abs(values) / np.maximum(np.abs(total), 1e-9)

@@ -95,9 +95,9 @@ __device__ __forceinline__ float bias_at(const Context& context, bool up, uint32
   return column < operand.dims[0] ? load_as_f32(reinterpret_cast<const void*>(operand.addr), operand.dtype, column) : 0.0f;
 }
 
-/* The bias of rows lane / 4 and lane / 4 + 8 of the warp's 16 rows. In a gated product these are a gate and its up. */
-__device__ __forceinline__ void load_bias(const Context& context, bool gated, float (&bias)[2]) {
-  const uint32_t column = context.warp * (gated ? MPK_PAIR_ROWS : 16) + context.lane / 4;
+/* The bias of rows lane / 4 and lane / 4 + 8 of the warp's 16 rows, row tile `tile` of the task. In a gated product these are a gate and its up. */
+__device__ __forceinline__ void load_bias(const Context& context, bool gated, uint32_t tile, float (&bias)[2]) {
+  const uint32_t column = tile * (gated ? MPK_PAIR_ROWS : 16) + context.lane / 4;
   bias[0] = bias_at(context, false, column);
   bias[1] = bias_at(context, gated, gated ? column : column + 8);
 }
@@ -118,6 +118,24 @@ __device__ __forceinline__ void pair_sync(uint32_t warp) { asm volatile("bar.syn
 
 }  // namespace wide
 
+/* Stores a warpgroup's sums: of 64 rows of the weight, which are 4 row tiles of 16, times `Nt` times N tokens. `tile`: the warp's row tile among
+ * those of the task. `first`: the first of the tokens. `Columns`: columns of a column tile of an output in MPK_LAYOUT_WIDE. */
+template <uint32_t Weight, uint32_t Nt, uint32_t N, uint32_t Columns>
+struct WideStore {
+  using Sums = WideSums<Nt, N>;
+  static __device__ __forceinline__ void store(Context& context, Sums& sums, uint32_t tokens, uint32_t first, uint32_t tile);
+
+ private:
+  static_assert(N % 64 == 0, "two warps share the gated sums of 64 tokens");
+
+  static __device__ __forceinline__ void store_gated(Context& context, Sums& sums, const float (&bias)[2], uint32_t tokens, uint32_t first, uint32_t tile,
+                                                     uint32_t buffer);
+  static __device__ __forceinline__ void store_halves(const mpk_operand& out, uint32_t lane, uint32_t token, uint32_t tokens, uint32_t column,
+                                                      const uint4 (&pieces)[2]);
+  static __device__ __forceinline__ void store_floats(const Context& context, const Sums& sums, const float (&bias)[2], uint32_t tokens, uint32_t first,
+                                                      uint32_t tile);
+};
+
 template <uint32_t Weight, uint32_t Nt, uint32_t N>
 struct WideLinear : TaskCode {
   static __device__ int run(Context& context);
@@ -125,14 +143,6 @@ struct WideLinear : TaskCode {
 
  private:
   static_assert(Nt <= 2 && kPlaceBytes >= N * 128 && kStageBytes >= N * 128, "places and stages of N tokens x 64 k");
-  static_assert(N % 64 == 0, "two warps share the gated sums of 64 tokens");
-  using Sums = WideSums<Nt, N>;
-
-  static __device__ __forceinline__ void store(Context& context, Sums& sums, uint32_t tokens);
-  static __device__ __forceinline__ void store_gated(Context& context, Sums& sums, const float (&bias)[2], uint32_t tokens, uint32_t buffer);
-  static __device__ __forceinline__ void store_halves(const mpk_operand& out, uint32_t lane, uint32_t token, uint32_t tokens, uint32_t column,
-                                                      const uint4 (&pieces)[2]);
-  static __device__ __forceinline__ void store_floats(const Context& context, const Sums& sums, const float (&bias)[2], uint32_t tokens);
 };
 
 template <uint32_t Weight, uint32_t Nt, uint32_t N>
@@ -175,7 +185,7 @@ __device__ inline int WideLinear<Weight, Nt, N>::run(Context& context) {
   if (tokens == 0) return MPK_OK;
   StageRing stages(stage);
   PlaceRing places(place);
-  Sums sums;
+  WideSums<Nt, N> sums;
   const bool arrives = kEveryLaneArrives || context.lane == 0;
   if (Nt == 2 && tokens <= N) wide_multiply<Weight, 1>(sums, stages, places, blocks, context.warp, context.lane, arrives);
   else wide_multiply<Weight, Nt>(sums, stages, places, blocks, context.warp, context.lane, arrives);
@@ -183,19 +193,19 @@ __device__ inline int WideLinear<Weight, Nt, N>::run(Context& context) {
     poke(shared.next_stage, {stages.index, stages.parity});
     poke(shared.next_place, {places.index, places.parity});
   }
-  store(context, sums, tokens);
+  WideStore<Weight, Nt, N, MPK_WIDE_COLUMNS>::store(context, sums, tokens, 0, context.warp);
   return MPK_OK;
 }
 
-template <uint32_t Weight, uint32_t Nt, uint32_t N>
-__device__ __forceinline__ void WideLinear<Weight, Nt, N>::store(Context& context, Sums& sums, uint32_t tokens) {
+template <uint32_t Weight, uint32_t Nt, uint32_t N, uint32_t Columns>
+__device__ __forceinline__ void WideStore<Weight, Nt, N, Columns>::store(Context& context, Sums& sums, uint32_t tokens, uint32_t first, uint32_t tile) {
   const bool gated = wide::params_of(*context.slot).gated != 0;
   const mpk_operand& out = context.output(0);
   const uint32_t buffer = shared_address(work_area()) + kPlaces * kPlaceBytes + context.warp * kTurnBytes;
   float bias[2];
-  wide::load_bias(context, gated, bias);
-  if (gated) return store_gated(context, sums, bias, tokens, buffer);
-  if (out.dtype == MPK_F32) return store_floats(context, sums, bias, tokens);
+  wide::load_bias(context, gated, tile, bias);
+  if (gated) return store_gated(context, sums, bias, tokens, first, tile, buffer);
+  if (out.dtype == MPK_F32) return store_floats(context, sums, bias, tokens, first, tile);
 #pragma unroll
   for (uint32_t t = 0; t < Nt; ++t)
 #pragma unroll
@@ -205,17 +215,18 @@ __device__ __forceinline__ void WideLinear<Weight, Nt, N>::store(Context& contex
       for (uint32_t i = 0; i < 8; ++i) pairs[i] = pair_of<Weight>(sums.of[t][j * 16 + i * 2] + bias[i % 2], sums.of[t][j * 16 + i * 2 + 1] + bias[i % 2]);
       uint4 pieces[2];
       turn(buffer, context.lane, pairs, pieces);
-      store_halves(out, context.lane, t * N + j * 32, tokens, context.warp * 16, pieces);
+      store_halves(out, context.lane, first + t * N + j * 32, tokens, tile * 16, pieces);
     }
 }
 
 /* Two warps with neighbouring rows have 8 columns each of the same 16. They transpose their values of 64 tokens into one buffer. Then
  * each of them stores all 16 columns for half of these tokens. */
-template <uint32_t Weight, uint32_t Nt, uint32_t N>
-__device__ __forceinline__ void WideLinear<Weight, Nt, N>::store_gated(Context& context, Sums& sums, const float (&bias)[2], uint32_t tokens, uint32_t buffer) {
+template <uint32_t Weight, uint32_t Nt, uint32_t N, uint32_t Columns>
+__device__ __forceinline__ void WideStore<Weight, Nt, N, Columns>::store_gated(Context& context, Sums& sums, const float (&bias)[2], uint32_t tokens,
+                                                                               uint32_t first, uint32_t tile, uint32_t buffer) {
   const mpk_operand& out = context.output(0);
   const bool to_wide = wide::params_of(*context.slot).wide_output != 0;
-  const uint32_t lane = context.lane, half = context.warp % 2, group = context.warp / 2, both = buffer - half * kTurnBytes;
+  const uint32_t lane = context.lane, half = context.warp % 2, group = tile / 2, both = buffer - half * kTurnBytes;
 #pragma unroll
   for (uint32_t t = 0; t < Nt; ++t)
 #pragma unroll
@@ -232,15 +243,15 @@ __device__ __forceinline__ void WideLinear<Weight, Nt, N>::store_gated(Context& 
       uint4 pieces[2];
       turned(both + half * kTurnBytes, lane, pieces);
       wide::pair_sync(context.warp);
-      const uint32_t token = t * N + j * 64 + half * 32;
-      if (to_wide) store_wide<N>(out, lane, token, tokens, group, context.input(wide::kWeight).dims[0] / 2, pieces);
+      const uint32_t token = first + t * N + j * 64 + half * 32;
+      if (to_wide) store_wide<Columns>(out, lane, token, tokens, group, context.input(wide::kWeight).dims[0] / 2, pieces);
       else store_halves(out, lane, token, tokens, group * 16, pieces);
     }
 }
 
 /* Stores 16 columns of 32 tokens in sectors of 32 bytes, 16 bytes per lane. */
-template <uint32_t Weight, uint32_t Nt, uint32_t N>
-__device__ __forceinline__ void WideLinear<Weight, Nt, N>::store_halves(const mpk_operand& out, uint32_t lane, uint32_t first_token, uint32_t tokens,
+template <uint32_t Weight, uint32_t Nt, uint32_t N, uint32_t Columns>
+__device__ __forceinline__ void WideStore<Weight, Nt, N, Columns>::store_halves(const mpk_operand& out, uint32_t lane, uint32_t first_token, uint32_t tokens,
                                                                         uint32_t first_column, const uint4 (&pieces)[2]) {
   const uint32_t columns = out.dims[1], column = first_column + lane % 2 * 8;
   const uint64_t row_bytes = static_cast<uint64_t>(out.strides[0]) * 2;
@@ -262,11 +273,12 @@ __device__ __forceinline__ void WideLinear<Weight, Nt, N>::store_halves(const mp
 }
 
 /* Stores a warp's 16 columns of all tokens. 8 columns are a sector of 32 bytes. */
-template <uint32_t Weight, uint32_t Nt, uint32_t N>
-__device__ __forceinline__ void WideLinear<Weight, Nt, N>::store_floats(const Context& context, const Sums& sums, const float (&bias)[2], uint32_t tokens) {
+template <uint32_t Weight, uint32_t Nt, uint32_t N, uint32_t Columns>
+__device__ __forceinline__ void WideStore<Weight, Nt, N, Columns>::store_floats(const Context& context, const Sums& sums, const float (&bias)[2], uint32_t tokens,
+                                                                                uint32_t first, uint32_t tile) {
   const mpk_operand& out = context.output(0);
   const mpk_operand* const residual = wide::is_first(context) ? wide::residual_of(context) : nullptr;
-  const uint32_t lane = context.lane, columns = out.dims[1], first_column = context.warp * 16 + lane / 4, first_token = lane % 4 * 2;
+  const uint32_t lane = context.lane, columns = out.dims[1], first_column = tile * 16 + lane / 4, first_token = first + lane % 4 * 2;
   const bool inside[2] = {first_column < columns, first_column + 8 < columns}, adds[2] = {inside[0] && residual != nullptr, inside[1] && residual != nullptr};
   const uint64_t to_bytes = static_cast<uint64_t>(out.strides[0]) * 4, from_bytes = residual != nullptr ? static_cast<uint64_t>(residual->strides[0]) * 4 : 0;
   const uint64_t to = out.addr + first_token * to_bytes + first_column * 4;

@@ -24,6 +24,8 @@ struct WideRing {
   }
   __device__ __forceinline__ uint32_t address() const { return base + index * Bytes; }
   __device__ __forceinline__ uint32_t empty_barrier() const { return empty + index * 8; }
+  /* The same of the buffer with this address in it. */
+  __device__ __forceinline__ uint32_t empty_barrier(uint32_t inside) const { return empty + (inside - base) / Bytes * 8; }
   __device__ __forceinline__ void next() {
     if (++index == Count) {
       index = 0;
@@ -44,6 +46,8 @@ struct PlaceRing : WideRing<kPlaces, kPlaceBytes> {
 
 /* Bytes of 16 rows x 16 k of the weight. */
 constexpr uint32_t kWideBlockBytes = 16 * 16 * 2;
+/* Bytes of a row of a column tile of 32 (MPK_WIDE_NARROW). */
+constexpr uint32_t kNarrowBytes = MPK_WIDE_NARROW * 2;
 
 /* A warpgroup's sums: 64 rows of the weight times `Nt` times N tokens. */
 template <uint32_t Nt, uint32_t N>

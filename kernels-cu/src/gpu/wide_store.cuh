@@ -69,12 +69,15 @@ __device__ __forceinline__ uint32_t wide_piece(uint32_t row, uint32_t group, uin
 /* The same for a tile of 32 columns, which has 2 groups. */
 __device__ __forceinline__ uint32_t narrow_piece(uint32_t row, uint32_t group, uint32_t half) { return ((group * 2 + half) ^ (row / 2 & 3u)) * 16; }
 
-/* All lanes of a warp: stores the 16 columns `group` of a column tile for 32 tokens, as `turned` gives them. Columns from `columns` on
- * become 0. `out` is a view of tiles of N tokens in MPK_LAYOUT_WIDE. */
-template <uint32_t N>
+/* All lanes of a warp: stores the 16 columns `group` of the task for 32 tokens, as `turned` gives them. Columns from `columns` on become
+ * 0. `out` is a view in MPK_LAYOUT_WIDE: column tiles of `Columns`, one column tile unless they are narrow. */
+template <uint32_t Columns>
 __device__ __forceinline__ void store_wide(const mpk_operand& out, uint32_t lane, uint32_t first_token, uint32_t tokens, uint32_t group, uint32_t columns,
                                            uint4 (&pieces)[2]) {
+  constexpr bool kNarrow = Columns == MPK_WIDE_NARROW;
   const uint32_t column = group * 16 + lane % 2 * 8, left = columns > column ? columns - column : 0;
+  /* The weight's last rows may be fewer than the task's. */
+  if (kNarrow && group / 2 >= out.dims[1]) return;
 #pragma unroll
   for (uint32_t i = 0; i < 2; ++i) {
     if (left < 8) {
@@ -85,8 +88,10 @@ __device__ __forceinline__ void store_wide(const mpk_operand& out, uint32_t lane
     const uint4 piece = wide_order(pieces[i], lane);
     const uint32_t token = first_token + i * 16 + lane / 2;
     if (token >= tokens) continue;
-    uint8_t* const to = reinterpret_cast<uint8_t*>(out.addr) + static_cast<uint64_t>(token / N) * out.strides[0] * 2 + token % N * (MPK_WIDE_COLUMNS * 2);
-    *reinterpret_cast<uint4*>(to + wide_piece(token, group, lane % 2)) = piece;
+    uint8_t* to = reinterpret_cast<uint8_t*>(out.addr) + static_cast<uint64_t>(token / MPK_WIDE_ROWS) * out.strides[0] * 2 + token % MPK_WIDE_ROWS * (Columns * 2);
+    if constexpr (kNarrow) to += static_cast<uint64_t>(group / 2) * out.strides[1] * 2 + narrow_piece(token, group % 2, lane % 2);
+    else to += wide_piece(token, group, lane % 2);
+    *reinterpret_cast<uint4*>(to) = piece;
   }
 }
 

@@ -13,9 +13,6 @@ namespace gpu {
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-/* Bytes of a row of a column tile. */
-constexpr uint32_t kNarrowBytes = MPK_WIDE_NARROW * 2;
-
 /* Multiplies `blocks` times 16 k into `sums`. A step has 128 k: a stage with 64 rows of the weight, and a place with N tokens.
  * Warpgroup 0 takes the first 64 k, warpgroup 1 the others. So each warpgroup has a part of every sum.
  * `tall`: the tile has 192 rows of the weight. Three stages share the step's tokens, and each third of `sums` has 64 rows. Otherwise

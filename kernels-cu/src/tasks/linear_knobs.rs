@@ -40,8 +40,7 @@ pub const LEAST_HALVED: Knob = Knob {
 };
 
 /// On one rank, the most rows of an iteration for which a tile has all rows. Without and with such tiles, a step on an H200
-/// (8B) took 5.98 and 5.52 ms for 16 rows, 6.69 and 6.44 ms for 32 rows, 7.57 and 7.35 ms for 64 rows. Tiles with all of 128 rows, 64 for
-/// each warpgroup, were slower than tiles of 128 x 128 (11.7 and 10.8 ms).
+/// (8B) took 5.98 and 5.52 ms for 16 rows, 6.69 and 6.44 ms for 32 rows, 7.57 and 7.35 ms for 64 rows.
 pub const TALL_ROWS: Knob = Knob {
     name: "wide.tall_rows",
     default: 64,
@@ -55,6 +54,22 @@ pub const SHARED_TALL_ROWS: Knob = Knob {
     default: 0,
     candidates: &[0, 32, 64],
     about: "on several ranks, most rows of an iteration for which a tile of a wide product has all rows and up to 192 columns",
+};
+
+/// Like [`TALL_ROWS`], for more than 64 rows. Not measured.
+pub const BROAD_ROWS: Knob = Knob {
+    name: "wide.broad_rows",
+    default: 128,
+    candidates: &[0, 128],
+    about: "on one rank, most rows of an iteration for which a tile of a wide product has all of more than 64 rows and up to 192 columns",
+};
+
+/// Like [`BROAD_ROWS`], on several ranks. Not measured.
+pub const SHARED_BROAD_ROWS: Knob = Knob {
+    name: "wide.shared_broad_rows",
+    default: 0,
+    candidates: &[0, 128],
+    about: "on several ranks, most rows of an iteration for which a tile of a wide product has all of more than 64 rows and up to 192 columns",
 };
 
 /// Like [`LEAST_ROWS`], if a tile has all rows.
@@ -132,6 +147,8 @@ pub const KNOBS: &[&Knob] = &[
     &LEAST_HALVED,
     &TALL_ROWS,
     &SHARED_TALL_ROWS,
+    &BROAD_ROWS,
+    &SHARED_BROAD_ROWS,
     &LEAST_TALL_ROWS,
     &LEAST_STACKED,
     &LEAST_QUARTERED,

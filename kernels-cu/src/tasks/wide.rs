@@ -6,11 +6,13 @@
 use crate::abi;
 use crate::tasks::contract;
 use crate::tasks::linear_knobs::{
-    LEAST_CUT_ROWS, LEAST_HALVED, LEAST_PARTIAL_ROWS, LEAST_QUARTERED, LEAST_ROUNDED, LEAST_ROWS,
-    LEAST_STACKED, LEAST_TALL_ROWS, MOST_QUARTERED_ROWS, SHARED_TALL_ROWS, TALL_ROWS,
+    BROAD_ROWS, LEAST_CUT_ROWS, LEAST_HALVED, LEAST_PARTIAL_ROWS, LEAST_QUARTERED, LEAST_ROUNDED, LEAST_ROWS,
+    LEAST_STACKED, LEAST_TALL_ROWS, MOST_QUARTERED_ROWS, SHARED_BROAD_ROWS, SHARED_TALL_ROWS, TALL_ROWS,
 };
 use crate::tasks::source::Source;
-use crate::tasks::wide_tile::{Cut, FEW, TALL_WIDTHS, choose, cut, fastest_parts, halved_tall};
+use crate::tasks::wide_tile::{
+    Cut, FEW, MOST_BROAD_ROWS, TALL_WIDTHS, choose, cut, fastest_parts, halved_tall,
+};
 use serde_json::json;
 use taskgraph::op_graph::Attrs;
 use taskgraph::task_type::{ExpandedOp, Expansion, ExpansionOperand, LocalOp, Temporary, TensorType};
@@ -42,9 +44,20 @@ fn is_tall(rows: u64, world: u32, target: &Target) -> bool {
     rows <= most && rows <= u64::from(TALL_WIDTHS[TALL_WIDTHS.len() - 1])
 }
 
+/// Whether a tile has all rows, and more than a tall one can have.
+fn is_broad(rows: u64, world: u32, target: &Target) -> bool {
+    let most = target.tuned(if world == 1 { &BROAD_ROWS } else { &SHARED_BROAD_ROWS });
+    rows > u64::from(TALL_WIDTHS[TALL_WIDTHS.len() - 1]) && rows <= most.min(u64::from(MOST_BROAD_ROWS))
+}
+
+/// Whether a tile has all rows of x. Then the column tiles of x are narrow.
+fn has_all_rows(rows: u64, world: u32, target: &Target) -> bool {
+    is_tall(rows, world, target) || is_broad(rows, world, target)
+}
+
 /// The dimensions in which a product reads `[rows, columns]`.
 fn dims_of(rows: u64, columns: u64, world: u32, target: &Target) -> Vec<u64> {
-    if is_tall(rows, world, target) { narrow_dims(rows, columns) } else { wide_dims(rows, columns) }
+    if has_all_rows(rows, world, target) { narrow_dims(rows, columns) } else { wide_dims(rows, columns) }
 }
 
 /// `[rows, columns]` as two summands, one after the other. The readers add them.
@@ -115,7 +128,7 @@ pub fn writes_as(product: &Product, op: &LocalOp<'_>, ty: &TensorType, target: &
     if !product.gated {
         return false;
     }
-    let fits = match is_tall(rows, op.world, target) {
+    let fits = match has_all_rows(rows, op.world, target) {
         // No task would write the padding of an odd number of column tiles.
         true => columns.is_multiple_of(u64::from(abi::MPK_WIDE_COLUMNS)),
         false => {
@@ -226,7 +239,8 @@ fn cut_of(product: &Product, op: &LocalOp<'_>, target: &Target) -> Cut {
         && (out.dtype == DType::F32 || op.world == 1 || is_partial(product, op));
     let size = (*rows as u32, *columns as u32, *k as u32);
     if fits && *rows <= target.tuned(&MOST_QUARTERED_ROWS) {
-        return Cut::all(fastest_parts(size.0, size.1, size.2, target.workers));
+        let broad = is_broad(*rows, op.world, target);
+        return Cut::all(fastest_parts(size.0, size.1, size.2, target.workers, broad));
     }
     let cuts = fits && *rows >= target.tuned(&LEAST_CUT_ROWS);
     let cut = cuts.then(|| cut(size.0, size.1, size.2, op.world, target.workers)).flatten();

@@ -3,7 +3,7 @@
 /// A tile: `high` rows of the weight (in a gated product half of them are gates), and `tokens` times `width` rows of x.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tile {
-    /// Rows of the weight. Of 128, each of the two warpgroups has half; of another number, both have all.
+    /// Rows of the weight. Of 128 in a tile that does not have all rows of x, each of the two warpgroups has half; otherwise both have all.
     pub high: u32,
     /// The number of tiles of rows of x.
     pub tokens: u32,
@@ -86,10 +86,29 @@ pub fn choose_tall(rows: u32, columns: u32, gated: bool, workers: u32) -> Tile {
     highs.iter().map(|&high| tall(high, rows)).min_by_key(time).unwrap_or(tall(64, rows))
 }
 
-/// The number of tasks that share the k of a tile for which the product and the sum of its parts are ready first.
-pub fn fastest_parts(rows: u32, columns: u32, k: u32, workers: u32) -> u32 {
+/// The most rows of x in a broad tile, which has all rows (`gpu/wide_broad.cuh`).
+pub const MOST_BROAD_ROWS: u32 = 128;
+/// The broad tiles. If most workers have one, the bytes from the L2 cache are the limit, of weights and rows together: about 20 for each
+/// clock (H100: 192 tiles of 128 rows of a weight of 4,096 columns take 85 us).
+const BROAD: [Tile; 3] = [broad(128), broad(192), broad(64)];
+
+const fn broad(high: u32) -> Tile {
+    Tile { high, tokens: 1, width: MOST_BROAD_ROWS, clocks: (high + MOST_BROAD_ROWS) as u64 * 64 * 2 / 20 }
+}
+
+/// The broad tile with which `workers` finish first if `parts` tasks share its k.
+pub fn choose_broad(columns: u32, gated: bool, parts: u32, workers: u32) -> Tile {
+    let time = |tile: &&Tile| tile.waves(MOST_BROAD_ROWS, columns, gated, parts, workers) * tile.clocks;
+    *BROAD.iter().min_by_key(time).unwrap_or(&BROAD[0])
+}
+
+/// The number of tasks that share the k of a tile for which the product and the sum of its parts are ready first. `broad`: the tiles are.
+pub fn fastest_parts(rows: u32, columns: u32, k: u32, workers: u32, broad: bool) -> u32 {
     let time = |parts: &u32| {
-        let tile = best_parted(rows, columns, *parts, workers);
+        let tile = match broad {
+            true => choose_broad(columns, false, *parts, workers),
+            false => best_parted(rows, columns, *parts, workers),
+        };
         let sum = if *parts == 1 { 0 } else { clocks_of_sum(rows, columns, *parts, workers) };
         tile.waves(rows, columns, false, *parts, workers) * tile.clocks_of_task(k, *parts) + sum
     };
@@ -207,7 +226,7 @@ mod tests {
     #[test]
     fn tasks_share_k_where_that_pays_for_the_sum() {
         let shape = |rows, columns, k, workers| {
-            let parts = fastest_parts(rows, columns, k, workers);
+            let parts = fastest_parts(rows, columns, k, workers, false);
             let tile = best_parted(rows, columns, parts, workers);
             (parts, tile.high, tile.tokens * tile.width)
         };
@@ -221,6 +240,21 @@ mod tests {
         // The waves are full without parts.
         assert_eq!(shape(1024, 4096, 12288, 132), (1, 128, 256));
         assert_eq!(shape(2048, 4096, 12288, 132), (1, 128, 256));
-        assert_eq!(fastest_parts(512, 4096, 12288, 4), 1);
+        assert_eq!(fastest_parts(512, 4096, 12288, 4, false), 1);
+    }
+    #[test]
+    fn broad_tiles_fill_one_wave() {
+        let shape = |columns, k, workers| {
+            let parts = fastest_parts(128, columns, k, workers, true);
+            (parts, choose_broad(columns, false, parts, workers).high)
+        };
+        // The products of 8B: gate and up, qkv, down and output.
+        assert_eq!(choose_broad(12288, true, 1, 132).high, 192);
+        assert_eq!(shape(6144, 4096, 132), (4, 192));
+        assert_eq!(shape(4096, 12288, 132), (4, 128));
+        assert_eq!(shape(4096, 4096, 132), (4, 128));
+        // Few columns are left to many workers, and many to few.
+        assert_eq!(choose_broad(4096, true, 1, 132).high, 64);
+        assert_eq!(shape(4096, 4096, 4), (1, 192));
     }
 }

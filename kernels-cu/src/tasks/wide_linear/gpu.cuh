@@ -1,6 +1,7 @@
-/* A wide product: mpk::gpu::WideLinear of gpu/wide_linear.cuh, or for few rows mpk::gpu::WideFew of
- * gpu/wide_few.cuh or mpk::gpu::WideTall of gpu/wide_tall.cuh. */
+/* A wide product: mpk::gpu::WideLinear of gpu/wide_linear.cuh, or for fewer rows mpk::gpu::WideBroad of
+ * gpu/wide_broad.cuh, mpk::gpu::WideTall of gpu/wide_tall.cuh or mpk::gpu::WideFew of gpu/wide_few.cuh. */
 #pragma once
 
+#include "gpu/wide_broad.cuh"
 #include "gpu/wide_few.cuh"
 #include "gpu/wide_tall.cuh"

@@ -19,7 +19,9 @@ use crate::tasks::linear_family::{gpu_layout, rows_of};
 use crate::tasks::operand::gpu_float;
 use crate::tasks::wide::{is_narrow, is_wide, matrix, narrow_dims, wide_dims};
 use crate::tasks::wide_order::in_order;
-use crate::tasks::wide_tile::{CUT, Tile, choose_tall, halved_tall, parted};
+use crate::tasks::wide_tile::{
+    CUT, MOST_BROAD_ROWS, TALL_WIDTHS, Tile, choose_broad, choose_tall, halved_tall, parted,
+};
 use std::sync::Arc;
 use taskgraph::task_type::{Access, LocalOp, OpError, OpView, Partition, ShardRule, TaskSpec, TensorType};
 use taskgraph::{Region, Target, TaskType};
@@ -62,6 +64,9 @@ fn gpu(site: &GpuSite<'_>) -> Result<String, String> {
         return Err(format!("its output of type {} needs weights of the same type", out.dtype));
     }
     match params {
+        mpk_wide_linear_params { width: MOST_BROAD_ROWS, .. } if x.dims[3] == abi::MPK_WIDE_NARROW => {
+            Ok(format!("mpk::gpu::WideBroad<{weight}>"))
+        }
         mpk_wide_linear_params { width, .. } if x.dims[3] == abi::MPK_WIDE_NARROW => {
             Ok(format!("mpk::gpu::WideTall<{weight}, {}>", width))
         }
@@ -118,6 +123,9 @@ impl TaskType for WideLinear {
         let parts = contract::attr_u32(op.global.attrs, "parts")?.unwrap_or(1);
         let first_cut = contract::attr_u32(op.global.attrs, "first_row")?.unwrap_or(0);
         let tile = match narrow {
+            true if rows > TALL_WIDTHS[TALL_WIDTHS.len() - 1] => {
+                choose_broad(columns, gated, parts, target.workers)
+            }
             true if parts > 1 => halved_tall(rows),
             true => choose_tall(rows, columns, gated, target.workers),
             false if first_cut > 0 => CUT,
@@ -141,7 +149,7 @@ impl TaskType for WideLinear {
         // Two summands in one output, one after the other.
         let is_stacked = |ty: &TensorType| ty.dims.len() == 3;
         let stacked = is_stacked(&op.outputs[0]);
-        if stacked && !(parts == 2 && narrow) {
+        if stacked && !(parts == 2 && narrow && tile.width < MOST_BROAD_ROWS) {
             return Err(OpError(format!("a product with tile {tile:?} cannot have two summands")));
         }
         if parts > 1 && (gated || to_wide || cut(parts - 1) >= blocks) {

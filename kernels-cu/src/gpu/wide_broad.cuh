@@ -1,0 +1,131 @@
+/* A tile of 65 to 128 rows, all of the iteration: up to three times 64 rows of the weight times 128 tokens. Memory bandwidth for the
+ * weights and L2 bandwidth for the tokens limit such products, so a tile has many rows of the weight, which share the loaded tokens. Each
+ * warpgroup has 64 of the tokens and all rows of the weight, so its sums are complete. In a gated product, 8 gates and their ups alternate
+ * (MPK_LAYOUT_PAIRED). The tokens lie in column tiles of 32 (MPK_WIDE_NARROW), because a gated tile of 192 rows has 96 columns of the
+ * output.
+ *
+ * A task may have only a part of k. Then its sums are one of several outputs, and a later task adds these up. */
+#pragma once
+
+#include "gpu/wide_linear.cuh"
+
+namespace mpk {
+namespace gpu {
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+
+template <uint32_t Weight>
+struct WideBroad : TaskCode {
+  static __device__ int run(Context& context);
+  static __device__ bool load(Loader& loader);
+
+ private:
+  /* The tokens of a warpgroup. */
+  static constexpr uint32_t kTokens = 64;
+  /* Each has 64 rows of the weight. There are no registers for more. */
+  static constexpr uint32_t kChains = 3;
+  using Sums = WideSums<1, kTokens>;
+  static constexpr uint32_t kTileBytes = 2 * kTokens * kNarrowBytes; /* of a column tile of all tokens */
+  static_assert(kPlaceBytes == 2 * kTileBytes, "a place is 128 tokens x 64 k");
+  static_assert(kStageBytes == 4 * 8 * kWideBlockBytes, "a stage is 64 rows x 128 k");
+
+  static __device__ __forceinline__ uint32_t chains_of(const TaskSlot& slot) { return wide::params_of(slot).high / 64; }
+  static __device__ __forceinline__ void multiply(Sums (&sums)[kChains], StageRing& stages, PlaceRing& places, uint32_t blocks, uint32_t chains,
+                                                  uint32_t warp, uint32_t lane, bool arrives);
+};
+
+template <uint32_t Weight>
+__device__ inline bool WideBroad<Weight>::load(Loader& loader) {
+  const TaskSlot& slot = *loader.slot;
+  const wide::Blocks blocks(slot);
+  const uint32_t chains = chains_of(slot), stages = (blocks.count + 7) / 8 * chains;
+  if (loader.prefetches()) {
+    loader.skip(stages);
+    return true;
+  }
+  WideLoader wide(loader);
+  wide::RowStages<4, 8> rows(slot, blocks, chains);
+  const mpk_operand& x = slot.operands[0];
+  const uint64_t x_tile = static_cast<uint64_t>(x.strides[1]) * 2; /* from one column tile to the next */
+  uint64_t from_x = x.addr + blocks.first / 2 * x_tile;
+  const auto weights = [&] { rows.template stream<true>(wide); };
+  const auto place = [&] {
+    wide.stream_place<2>(from_x, kTileBytes, 2, x_tile);
+    from_x += 2 * x_tile;
+  };
+  return wide.run<true, false>(stages, (blocks.count + 3) / 4, weights, [] {}, place);
+}
+
+/* Multiplies `blocks` times 16 k into `sums`. A step has 128 k, or what is left: a stage for each of the `chains`, with its 64 rows of the
+ * weight, and two places with 64 k of the tokens each. */
+template <uint32_t Weight>
+__device__ __forceinline__ void WideBroad<Weight>::multiply(Sums (&sums)[kChains], StageRing& stages, PlaceRing& places, uint32_t blocks, uint32_t chains,
+                                                            uint32_t warp, uint32_t lane, bool arrives) {
+#pragma unroll
+  for (uint32_t chain = 0; chain < kChains; ++chain) sums[chain].clear();
+  constexpr uint32_t kSecond = kTileBytes / 16; /* from one column tile to the next, in units of a descriptor */
+  const uint32_t first_token = warp / 4 * (kTokens * kNarrowBytes);
+  uint4 a[4];
+  uint32_t tokens[2]; /* addresses of the warpgroup's tokens in the step's places */
+#pragma unroll 1
+  for (uint32_t left = blocks; left != 0;) {
+    const uint32_t here = min(left, 8u);
+#pragma unroll
+    for (uint32_t chain = 0; chain < kChains; ++chain) {
+      if (chain >= chains) break;
+      stages.wait();
+#pragma unroll
+      for (uint32_t half = 0; half < 2; ++half) {
+        if (half == 1 && here <= 4) break;
+        load_blocks(a, stages.address() + (warp % 4 * here + half * 4) * kWideBlockBytes + lane * 16, here - half * 4);
+        if (chain == 0) {
+          places.wait();
+          tokens[half] = places.address() + first_token;
+          places.next();
+        }
+        const uint64_t b = narrow_descriptor(tokens[half]);
+        wgmma_fence();
+#pragma unroll
+        for (uint32_t block = 0; block < 4; ++block) wgmma<Weight>(sums[chain].of[0], a[block], b + (block / 2 * kSecond + block % 2 * 2));
+        wgmma_commit();
+        if (arrives && (half == 1 || here <= 4)) mbarrier_arrive(stages.empty_barrier());
+        wgmma_wait<0>();
+        if (arrives && chain + 1 == chains) mbarrier_arrive(places.empty_barrier(tokens[half]));
+      }
+      stages.next();
+    }
+    left -= here;
+  }
+#pragma unroll
+  for (uint32_t chain = 0; chain < kChains; ++chain) sums[chain].keep_order();
+}
+
+template <uint32_t Weight>
+__device__ inline int WideBroad<Weight>::run(Context& context) {
+  Shared& shared = shared_state();
+  if (context.thread == 0) begin_wide();
+  /* Thread 0 changes these after the barrier in wait_inputs. */
+  const RingPlace stage = peek(shared.next_stage), place = peek(shared.next_place);
+  if (const int code = context.wait_inputs(); code != MPK_OK) return code;
+  const uint32_t tokens = wide::tokens_of(*context.slot), blocks = wide::Blocks(*context.slot).count, chains = chains_of(*context.slot);
+  if (tokens == 0) return MPK_OK;
+  StageRing stages(stage);
+  PlaceRing places(place);
+  Sums sums[kChains];
+  multiply(sums, stages, places, blocks, chains, context.warp, context.lane, kEveryLaneArrives || context.lane == 0);
+  if (context.thread == 0) {
+    poke(shared.next_stage, {stages.index, stages.parity});
+    poke(shared.next_place, {places.index, places.parity});
+  }
+#pragma unroll
+  for (uint32_t chain = 0; chain < kChains; ++chain) {
+    if (chain >= chains) break;
+    WideStore<Weight, 1, kTokens, MPK_WIDE_NARROW>::store(context, sums[chain], tokens, context.warp / 4 * kTokens, chain * 4 + context.warp % 4);
+  }
+  return MPK_OK;
+}
+
+#endif
+
+}  // namespace gpu
+}  // namespace mpk
