@@ -240,7 +240,7 @@ impl TaskType for WideLinear {
         let results = if to_wide { (u64::from(wide) * u64::from(high) * 2).next_multiple_of(64) } else { 0 };
         let scratch_bytes = as_rows
             + results
-            + if narrow { (u64::from(wide) * u64::from(high) * 4).next_multiple_of(64) } else { 0 }
+            + if narrow { (u64::from(wide) * u64::from(tile.high) * 4).next_multiple_of(64) } else { 0 }
             + (4 * k_padded).next_multiple_of(64)
             + u64::from(abi::MPK_WIDE_ROWS) * 4 * k_padded;
         Ok(Partition { params: params_words(&params), scratch_bytes, tasks })

@@ -347,6 +347,51 @@ fn two_summands_are_their_sum() {
     assert_eq!(found[..live], wanted[..live]);
 }
 
+/// Tiles with all of 65 to 128 rows give the bits of the linear family, as rows and in the layout of the next product. The last tile has
+/// fewer columns than the others.
+#[test]
+fn broad_tiles_give_the_bits_of_the_family() {
+    let (rows, used, k, n, dtype) = (100u32, 97u32, 130u32, 320u32, DType::Bf16);
+    let batch = &mut TestBatch::rows(used);
+    let narrow = |x: &TestTensor, batch: &mut TestBatch| {
+        let columns = x.ty().dims[1];
+        let attrs = attrs(json!({"source": "plain", "act_dtype": dtype.name()}));
+        let dims: Vec<u32> = narrow_dims(rows.into(), columns).iter().map(|d| *d as u32).collect();
+        let whole = TensorType { dtype, dims: vec![rows.into(), columns], rows: Rows::Tokens };
+        let out = TestTensor::poisoned(dtype, &dims);
+        let mut inputs = [x.clone()];
+        run_all("wide_rows", &crate::tasks::wide_rows::WideRows, &attrs, &mut inputs, whole, out, batch)
+    };
+    let x = TestTensor::new(dtype, &[rows, k], &rounded(dtype, &random_values(1, (rows * k) as usize)));
+    let values = rounded(dtype, &random_values(2, (2 * n * k) as usize));
+    let residual = TestTensor::new(DType::F32, &[rows, n], &random_values(3, (rows * n) as usize));
+    let x_narrow = narrow(&x, batch);
+    let weight =
+        |halves: u32| TestTensor::weight(dtype, &[halves * n, k], &values[..(halves * n * k) as usize]);
+    // As many workers as there are tiles of 192 rows of the weight, and more.
+    for workers in [2, 4, 132] {
+        let mut inputs = [x.clone(), weight(1), residual.clone()];
+        let family = TestOp::new("linear_with_residual", json!({"output_dtype": "f32"}), rows);
+        let wanted = family.run(&mut inputs, batch).unwrap().remove(0);
+        inputs[0] = x_narrow.clone();
+        let with_residual = attrs(json!({"has_residual": true}));
+        let sums = run_tiles(&with_residual, &mut inputs, DType::F32, &[rows, n], [rows, n], workers, batch);
+        let live = (used * n * 4) as usize;
+        assert_eq!(sums.data.bytes()[..live], wanted.data.bytes()[..live], "{workers} workers");
+        assert!(sums.data.bytes()[live..].iter().all(|b| *b == 0xff), "{workers} workers: unused rows");
+
+        let product = TestOp::new("linear", json!({"output_dtype": dtype.name()}), rows);
+        let mut both = product.run(&mut [x.clone(), weight(2)], batch).unwrap();
+        let gated = TestOp::new("silu_mul", json!({}), rows).run(&mut both, batch).unwrap().remove(0);
+        let wanted = narrow(&gated, batch);
+        let dims: Vec<u32> = narrow_dims(rows.into(), n.into()).iter().map(|d| *d as u32).collect();
+        let mut inputs = [x_narrow.clone(), weight(2)];
+        let found =
+            run_tiles(&attrs(json!({"gated": true})), &mut inputs, dtype, &dims, [rows, n], workers, batch);
+        assert_eq!(found.data.bytes(), wanted.data.bytes(), "{workers} workers, laid out");
+    }
+}
+
 /// All tasks of `task_type`, with global output and first input `whole`; rows are as wide as each of these.
 fn run_all(
     name: &str,
