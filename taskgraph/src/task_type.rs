@@ -278,6 +278,14 @@ pub trait TaskType: Debug + Send + Sync {
         false
     }
 
+    /// Whether a `reduce` can carry out this operator for the rows that it sums, if these stay with the rank: the operator reads each row
+    /// of input 0 once, and is described by its parameters and at most seven arguments. The inputs of such a `reduce` are its summands, then the operator's other
+    /// inputs. Its outputs are the sum, then the operator's. Its parameters are followed by the operator's, and so is its first argument.
+    fn joins_sum(&self, op: &LocalOp<'_>) -> bool {
+        let _ = op;
+        false
+    }
+
     /// The outputs depend only on the values of the inputs, not on the batch (tokens, positions, rows in use). So with constant
     /// inputs they can be computed once.
     fn is_pure(&self) -> bool {

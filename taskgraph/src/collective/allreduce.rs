@@ -39,6 +39,14 @@ const ONE_SHOT_BYTES: Knob = Knob {
 /// part, in memory that only its graph uses: 32 MiB with four ranks. For larger sums two-shot sends fewer bytes.
 const MOST_ONE_SHOT_BYTES: u64 = 4 << 20;
 
+/// Whether the tasks that sum rows also compute what the next operator begins with.
+pub(crate) const JOINED_ROWS: Knob = Knob {
+    name: "allreduce.joined_rows",
+    default: 1,
+    candidates: &[0, 1],
+    about: "1: if rows of a sum stay with a rank, one task sums and norms them; 0: two tasks",
+};
+
 impl Collective for AllReduce {
     fn name(&self) -> &'static str {
         "allreduce"
@@ -49,7 +57,7 @@ impl Collective for AllReduce {
     }
 
     fn knobs(&self) -> &'static [&'static Knob] {
-        &[&ONE_SHOT_BYTES]
+        &[&ONE_SHOT_BYTES, &JOINED_ROWS]
     }
 
     fn infer(&self, op: &OpView<'_>) -> Result<TensorType, OpError> {

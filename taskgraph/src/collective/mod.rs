@@ -19,6 +19,7 @@ mod sum;
 pub use all_to_all::AllToAll;
 pub use allgather::AllGather;
 pub use allreduce::AllReduce;
+pub(crate) use allreduce::JOINED_ROWS;
 pub use contract::{
     Alone, Buffer, Collective, CollectiveOp, Consumer, Exchange, Lowered, Operand, Placed, Send, Step,
     SumRows, TaskStep,
@@ -26,7 +27,7 @@ pub use contract::{
 pub use moves::{Move, local_copies, moves, rows_kind};
 pub use reduce_scatter::ReduceScatter;
 pub use slice::Slice;
-pub(crate) use sum::OWNED_ROWS;
+pub(crate) use sum::{OWNED_ROWS, SUM_FOLLOWED};
 
 use std::sync::Arc;
 

@@ -12,6 +12,9 @@ use std::ops::Range;
 const FLAGGED: u32 = 1;
 const RESIDUAL: u32 = 2;
 
+/// The same tasks compute something from the sum. The parameters for that follow ([`crate::TaskType::joins_sum`]).
+pub(crate) const SUM_FOLLOWED: u32 = 4;
+
 /// The ways to carry out an allreduce.
 #[derive(Clone, Copy, PartialEq)]
 pub(super) enum Way {

@@ -144,6 +144,7 @@ impl<'a> Classes<'a> {
                 suffix: "",
                 inputs: (0..op.inputs.len()).map(ExpansionOperand::Input).collect(),
                 outputs: (0..op.outputs.len()).map(ExpansionOperand::Output).collect(),
+                joins_sum: task_type.joins_sum(local),
                 part,
             };
             return Ok(LocalClass { temporaries: Vec::new(), steps: vec![step], own: None });
@@ -238,6 +239,7 @@ impl<'a> Classes<'a> {
                 suffix: expanded.suffix,
                 inputs: expanded.inputs.clone(),
                 outputs: expanded.outputs.clone(),
+                joins_sum: step_type.joins_sum(&step_op),
                 part,
             });
         }

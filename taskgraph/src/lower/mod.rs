@@ -12,6 +12,7 @@ mod emit;
 mod entries;
 mod events;
 mod grouping;
+mod joined;
 mod layouts;
 mod local;
 mod memory;

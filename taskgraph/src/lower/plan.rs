@@ -2,6 +2,7 @@
 
 use super::classes::Classes;
 use super::collectives::{Cut, CutStep, Uses, cut_collectives, cut_exchange};
+use super::joined::Joins;
 use super::layouts::Layouts;
 use super::own_rows::spread;
 use super::owned::Owned;
@@ -9,7 +10,7 @@ use super::paired::paired_weights;
 use super::types::{
     Dims, FIRST_EVENT, LocalClass, NONE, OwnStep, Part, PlanExchange, PlanTensor, Slot, SlotKind,
 };
-use crate::collective::{Buffer, Operand, Placed, Step, local_copies, moves, rows_kind};
+use crate::collective::{Buffer, JOINED_ROWS, Operand, Placed, Step, local_copies, moves, rows_kind};
 use crate::error::BuildError;
 use crate::op_graph::{OpGraph, Role, Rows, Tensor};
 use crate::options::BuildOptions;
@@ -69,6 +70,7 @@ impl Plan {
         let mut pushed_into: FxHashMap<usize, Vec<u32>> = FxHashMap::default();
         // The first copies of collectives, by their output.
         let mut first_copy: FxHashMap<u32, u32> = FxHashMap::default();
+        let mut joins = Joins::default();
         for (index, op) in graph.ops.iter().enumerate() {
             if let Some(cut) = &cuts[index] {
                 plan.op_names.push(op.name.clone());
@@ -83,7 +85,7 @@ impl Plan {
             let own = owned.input_of(&op.inputs);
             let completes = own.and_then(|input| first_copy.get(&op.inputs[input]).copied());
             let class = classes.cut(op, pushed.is_some(), dealt, own, &mut plan.parts)?;
-            plan.add_compute(&graph, index, &class, completes, |plan| {
+            plan.add_compute(&graph, index, &class, completes, &mut joins, |plan| {
                 let (output, reader) = pushed?;
                 let cut = cuts[reader].as_ref()?;
                 let source = &graph.tensors[graph.ops[reader].inputs[0] as usize];
@@ -151,6 +153,7 @@ impl Plan {
         index: usize,
         class: &Arc<Vec<LocalClass>>,
         completes: Option<u32>,
+        joins: &mut Joins,
         push: impl FnOnce(&mut Self) -> Option<(u8, u32)>,
     ) {
         let op = &graph.ops[index];
@@ -195,12 +198,46 @@ impl Plan {
                 outputs[at] = buffer;
                 Some(at as u8)
             });
-            let kind = SlotKind::Compute { push };
-            self.add_slot(kind, resolve(&step.inputs), outputs, |rank| class[rank as usize].steps[i].part);
-            if let Some(own) = class[0].own.filter(|own| own.step == i) {
+            let own = class[0].own.filter(|own| own.step == i);
+            let joined =
+                own.and_then(|own| Some((own, self.joined(joins, class, own, op.inputs[own.input])?)));
+            if let Some((own, parts)) = joined {
+                let mut others = step.inputs.clone();
+                others.retain(|&operand| operand != ExpansionOperand::Input(own.input));
+                self.extend_sum(&resolve(&others), &outputs, &parts);
+            } else {
+                let kind = SlotKind::Compute { push };
+                let part = |rank: u32| class[rank as usize].steps[i].part;
+                self.add_slot(kind, resolve(&step.inputs), outputs, part);
+            }
+            if let Some(own) = own {
                 let kind = graph.tensors[op.inputs[own.input] as usize].rows;
                 self.add_spread(own, temporaries[own.temporary], kind, completes);
             }
+        }
+    }
+
+    /// The parts that also do the work of the last slot, if that sums the rows that the operator's own step reads.
+    fn joined(
+        &mut self,
+        joins: &mut Joins,
+        class: &[LocalClass],
+        own: OwnStep,
+        sum: u32,
+    ) -> Option<Vec<u32>> {
+        let slot = self.slots.last().filter(|_| self.options.target.tuned(&JOINED_ROWS) != 0)?;
+        let sums: Vec<u32> = self.part_of.iter().filter_map(|slots| slots.last().copied()).collect();
+        joins.join(slot, &sums, class, own, sum, &mut self.parts)
+    }
+
+    /// Gives the last slot, a sum, these parts and further operands.
+    fn extend_sum(&mut self, inputs: &[u32], outputs: &[u32], parts: &[u32]) {
+        if let Some(slot) = self.slots.last_mut() {
+            slot.inputs.extend(inputs);
+            slot.outputs.extend(outputs);
+        }
+        for (slots, &joined) in self.part_of.iter_mut().zip(parts) {
+            slots.last_mut().into_iter().for_each(|part| *part = joined);
         }
     }
 

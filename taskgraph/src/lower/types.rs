@@ -133,6 +133,8 @@ pub(crate) struct Step {
     pub suffix: &'static str,
     pub inputs: Vec<ExpansionOperand>,
     pub outputs: Vec<ExpansionOperand>,
+    /// One task may do it together with the sum of the rows that it reads ([`TaskType::joins_sum`]).
+    pub joins_sum: bool,
     /// Index in the parts, or [`NONE`] if there is nothing to do.
     pub part: u32,
 }

@@ -14,6 +14,8 @@ use taskgraph::*;
 pub const BLOCK: u64 = 256;
 /// Suffix of the step that ranks carry out for their own rows.
 pub const STEP: &str = ".rows";
+/// Suffix of what it writes.
+pub const BETWEEN: &str = ".between";
 
 const LINEAR: Linear = Linear { name: "linear", residual: false, pushable: false };
 const PRODUCT_ATTRIBUTES: &[Attribute] = &[Attribute::new("cut", AttributeKind::Any)];
@@ -58,6 +60,9 @@ impl TaskType for Rows {
             task
         });
         Ok(Partition { params: vec![], scratch_bytes: 0, tasks: tasks.collect() })
+    }
+    fn joins_sum(&self, _: &LocalOp<'_>) -> bool {
+        true
     }
 }
 
@@ -135,7 +140,7 @@ impl TaskType for RowsProduct {
             attrs: Attrs::new(),
         };
         Ok(Some(Expansion {
-            temporaries: vec![Temporary { suffix: ".between", ty }],
+            temporaries: vec![Temporary { suffix: BETWEEN, ty }],
             ops: vec![
                 step("rows", STEP, vec![Input(0)], Between(0)),
                 step("product", "", vec![Between(0), Input(1)], Output(0)),

@@ -1,7 +1,7 @@
 //! A brute-force check of finished task graphs that knows nothing of the builder. It unrolls iterations of all ranks, finds the
 //! happens-before order by graph search, and follows values.
 
-use super::owned::STEP;
+use super::owned::{BETWEEN, STEP};
 use std::collections::HashMap;
 use taskgraph::task_graph::{Area, Operand, Place, Task, core_types};
 use taskgraph::*;
@@ -462,8 +462,13 @@ impl<'a> Unrolled<'a> {
                                 None => continue, // of an input
                             }
                         } else {
-                            let tensor =
-                                if first_step || first_sum { temporary } else { tag_of(op.outputs[o]) };
+                            // A sum may also be the first step of the operator that reads it.
+                            let joined = name(output.tensor).strip_suffix(BETWEEN).filter(|_| o == 1);
+                            let tensor = match joined {
+                                Some(reader) => (ops.tensors.len() + names[reader]) as u32,
+                                None if first_step || first_sum => temporary,
+                                None => tag_of(op.outputs[o]),
+                            };
                             Tag { tensor, rank, epoch, at: [cell[0], cell[1]] }
                         };
                         memory.entry((place, name(output.tensor))).or_default().insert(cell, tag);

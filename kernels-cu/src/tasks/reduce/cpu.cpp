@@ -1,6 +1,7 @@
 #include "cpu/task.h"
 #include "kernel_wait.h"
 #include "tasks/reduce/params.h"
+#include "tasks/wide_rows/rows.h"
 
 namespace mpk {
 MPK_DECLARE_LEVELS(int, mpk_reduce, const mpk_kernel_args*)
@@ -12,7 +13,12 @@ extern "C" int mpk_reduce_wait(const mpk_kernel_args* args, const uint64_t* word
 
 extern "C" int mpk_task_reduce(const mpk_kernel_args* args) {
   using namespace mpk;
-  return MPK_PICK(mpk_reduce)(args);
+  const int code = MPK_PICK(mpk_reduce)(args);
+  const auto& params = *reinterpret_cast<const mpk_reduce_rows_params*>(args->params);
+  if (code != MPK_OK || (params.sum.flags & MPK_REDUCE_ROWS) == 0) return code;
+  const mpk_operand* norm = args->inputs + args->task->num_inputs - 1;
+  wide_rows(args, &params.rows, args->task->args + 1, args->outputs[0], norm, args->outputs[1]);
+  return MPK_OK;
 }
 
 extern "C" int mpk_task_reduce_ready(const mpk_kernel_args* args) {

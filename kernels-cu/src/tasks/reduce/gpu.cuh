@@ -3,6 +3,7 @@
 
 #include "gpu/task.cuh"
 #include "gpu/walk.cuh"
+#include "tasks/reduce/gpu_rows.cuh"
 #include "tasks/reduce/params.h"
 
 namespace mpk {

@@ -6,13 +6,19 @@
 //! columns] of the same type (f32, bf16 or f16), whose own slot is not read, and the residual f32 [rows, columns]. Flagged: the inputs are the
 //! receive view f32_flagged [world, rows, columns], whose slots are all read, and the residual. Output: [rows,
 //! columns], f32 or the act dtype. Strides are arbitrary, but columns are contiguous.
+//!
+//! With `MPK_REDUCE_ROWS` (not flagged, f32 output) the task also norms the rows that it sums, as `wide_rows` does
+//! ([`TaskType::joins_sum`](taskgraph::TaskType::joins_sum)). The last input is then the norm weight, the second output is the rows in
+//! `MPK_LAYOUT_WIDE`, and the parameters are `mpk_reduce_rows_params`.
 
 use crate::abi::{
-    MPK_REDUCE_FLAGGED, MPK_REDUCE_RESIDUAL, MPK_TASK_TYPE_REDUCE, mpk_reduce_params, mpk_task_reduce,
+    MPK_F32, MPK_REDUCE_FLAGGED, MPK_REDUCE_RESIDUAL, MPK_REDUCE_ROWS, MPK_TASK_TYPE_REDUCE,
+    MPK_WIDE_COLUMNS, mpk_operand, mpk_reduce_params, mpk_reduce_rows_params, mpk_task_reduce,
     mpk_task_reduce_ready,
 };
 use crate::registry::{GpuSite, Registration};
-use crate::tasks::operand::gpu_float;
+use crate::tasks::operand::{gpu_float, gpu_rows_contiguous};
+use crate::tasks::wide_rows::gpu_pieces;
 
 /// Registry entry.
 pub const REGISTRATION: Registration = Registration {
@@ -34,15 +40,26 @@ fn gpu(site: &GpuSite<'_>) -> Result<String, String> {
     let params: mpk_reduce_params = bytemuck::pod_read_unaligned(bytes);
     let (flagged, residual) =
         (params.flags & MPK_REDUCE_FLAGGED != 0, params.flags & MPK_REDUCE_RESIDUAL != 0);
-    let count = if flagged { 1 } else { 2 } + usize::from(residual);
-    let ([summand, rest @ ..], [out]) = (site.inputs, site.outputs) else {
-        return Err("it must have inputs and one output".to_string());
+    let rows = params.flags & MPK_REDUCE_ROWS != 0;
+    let count = if flagged { 1 } else { 2 } + usize::from(residual) + usize::from(rows);
+    let ([summand, rest @ ..], [out, normed @ ..]) = (site.inputs, site.outputs) else {
+        return Err("it must have inputs and an output".to_string());
     };
+    if normed.len() != usize::from(rows) {
+        return Err(format!(
+            "its parameters describe {} outputs, not {}",
+            1 + usize::from(rows),
+            site.outputs.len()
+        ));
+    }
     if site.inputs.len() != count {
         return Err(format!("its parameters describe {count} inputs, not {}", site.inputs.len()));
     }
     if params.world == 0 || params.world > GPU_MAX_WORLD {
         return Err(format!("{} ranks; the GPU code supports 1 to {GPU_MAX_WORLD}", params.world));
+    }
+    if let [normed] = normed {
+        return gpu_rows(site, &params, (summand, out, normed));
     }
     let mut arguments = format!("{}, {}, {flagged}, {residual}", gpu_float(out)?, params.world);
     if !flagged {
@@ -56,6 +73,36 @@ fn gpu(site: &GpuSite<'_>) -> Result<String, String> {
         }
     }
     Ok(format!("mpk::gpu::Reduce<{arguments}>"))
+}
+
+/// The GPU code that also norms the rows.
+fn gpu_rows(
+    site: &GpuSite<'_>,
+    params: &mpk_reduce_params,
+    (own, sum, normed): (&mpk_operand, &mpk_operand, &mpk_operand),
+) -> Result<String, String> {
+    gpu_rows_contiguous(site.inputs.iter().chain([sum]))?;
+    let words = size_of::<mpk_reduce_rows_params>() / 4;
+    let bytes = bytemuck::cast_slice(site.params.get(..words).ok_or("its parameters are too few")?);
+    let rows = bytemuck::pod_read_unaligned::<mpk_reduce_rows_params>(bytes).rows;
+    let [_, received, .., norm] = site.inputs else { return Err("it must have a norm weight".to_string()) };
+    let fits = params.flags & MPK_REDUCE_FLAGGED == 0
+        && rows.source == 1
+        && u32::from(sum.dtype) == MPK_F32
+        && received.dtype == own.dtype
+        && normed.dims[3] == MPK_WIDE_COLUMNS;
+    if !fits {
+        return Err("it must sum f32 and norm the rows".to_string());
+    }
+    Ok(format!(
+        "mpk::gpu::ReduceRows<{}, {}, {}, {}, {}, {}>",
+        params.world,
+        params.flags & MPK_REDUCE_RESIDUAL != 0,
+        gpu_float(own)?,
+        gpu_float(norm)?,
+        gpu_float(normed)?,
+        gpu_pieces(rows.columns, sum.dtype, 1),
+    ))
 }
 
 #[cfg(test)]

@@ -5,6 +5,8 @@
 
 #include <stdint.h>
 
+#include "tasks/wide_rows/params.h"
+
 typedef struct mpk_reduce_params {
   uint32_t world;
   uint32_t rank;
@@ -14,5 +16,12 @@ typedef struct mpk_reduce_params {
 
 #define MPK_REDUCE_FLAGGED 1u
 #define MPK_REDUCE_RESIDUAL 2u
+/* The rows are also normed, as by `wide_rows`. The parameters are mpk_reduce_rows_params; args[1..] are those of `wide_rows`. */
+#define MPK_REDUCE_ROWS 4u
+
+typedef struct mpk_reduce_rows_params {
+  mpk_reduce_params sum;
+  mpk_wide_rows_params rows;
+} mpk_reduce_rows_params;
 
 #endif

@@ -1,18 +1,16 @@
 #include "cpu/ops.h"
 #include "cpu/wide.h"
-#include "tasks/wide_rows/params.h"
+#include "tasks/wide_rows/rows.h"
 
 #include <cstring>
 
 // Computes a row in the output's type, then distributes its columns.
-extern "C" int mpk_task_wide_rows(const mpk_kernel_args* args) {
-  const auto* params = reinterpret_cast<const mpk_wide_rows_params*>(args->params);
-  const mpk_operand& x = args->inputs[0];
-  const mpk_operand& out = args->outputs[0];
+void mpk::wide_rows(const mpk_kernel_args* args, const mpk_wide_rows_params* params, const int32_t* numbers, const mpk_operand& x,
+                    const mpk_operand* norm, const mpk_operand& out) {
   const mpk::VectorOps& ops = mpk::vector_ops();
   const uint32_t used = mpk::rows_in_use(args, params->rows_kind, params->rows), k = params->columns;
-  const uint32_t first = static_cast<uint32_t>(args->task->args[0]), in_x = static_cast<uint32_t>(args->task->args[1]);
-  const uint32_t rows = static_cast<uint32_t>(args->task->args[2]), width = out.dims[3], padded = out.dims[1] * width;
+  const uint32_t first = static_cast<uint32_t>(numbers[0]), in_x = static_cast<uint32_t>(numbers[1]);
+  const uint32_t rows = static_cast<uint32_t>(numbers[2]), width = out.dims[3], padded = out.dims[1] * width;
   float* const values = reinterpret_cast<float*>(args->scratch);
   const bool stacked = x.ndim == 3; // two summands
   float* const sum = values + (stacked ? k : 0);
@@ -26,8 +24,7 @@ extern "C" int mpk_task_wide_rows(const mpk_kernel_args* args) {
     }
     memset(row, 0, padded * sizeof(uint16_t));
     if (params->source == 1) {
-      const mpk_operand& norm = args->inputs[1];
-      ops.rmsnorm(row, out.dtype, from, x.dtype, reinterpret_cast<const void*>(norm.addr), norm.dtype, params->eps, values, k);
+      ops.rmsnorm(row, out.dtype, from, x.dtype, reinterpret_cast<const void*>(norm->addr), norm->dtype, params->eps, values, k);
     } else if (params->source == 2) {
       ops.silu_mul(row, from, from + k * mpk::element_bytes(x.dtype), out.dtype, values, k);
     } else {
@@ -39,5 +36,10 @@ extern "C" int mpk_task_wide_rows(const mpk_kernel_args* args) {
       to[static_cast<uint64_t>(column / width) * out.strides[1] + r * width +
          mpk::wide_place((first + r) % MPK_WIDE_ROWS, column % width, width)] = row[column];
   }
+}
+
+extern "C" int mpk_task_wide_rows(const mpk_kernel_args* args) {
+  const auto* params = reinterpret_cast<const mpk_wide_rows_params*>(args->params);
+  mpk::wide_rows(args, params, args->task->args, args->inputs[0], args->inputs + 1, args->outputs[0]);
   return MPK_OK;
 }

@@ -8,9 +8,8 @@
  * are not aligned are rare and have a loop of their own. */
 #pragma once
 
-#include "gpu/linear_rows.cuh"
-#include "gpu/wide_store.cuh"
-#include "tasks/wide_rows/params.h"
+#include "gpu/task.cuh"
+#include "gpu/wide_row.cuh"
 
 namespace mpk {
 namespace gpu {
@@ -30,10 +29,11 @@ struct WideRows : TaskCode {
   }
 
  private:
-  /* Columns of a piece, which has 16 bytes of x. */
-  static constexpr uint32_t kColumns = 16 / sizeof(typename Number<X>::Type);
-  /* Groups of 16 columns in a column tile. */
-  static constexpr uint32_t kUnits = Columns / 16;
+  using Wide = WideRow<Source, X, Norm, Out, Columns>;
+  template <uint32_t Dtype>
+  using Piece = typename Wide::template Piece<Dtype>;
+  using Place = typename Wide::Place;
+  static constexpr uint32_t kColumns = Wide::kColumns, kOther = Wide::kOther;
   /* Parts of a row of x: two summands, or gates and ups. */
   static constexpr uint32_t kParts = Stacked || Source == kSiluMul ? 2 : 1;
   /* Bytes of a row in shared memory, and the number of rows that are being copied or computed. */
@@ -54,67 +54,13 @@ struct WideRows : TaskCode {
       apart = Stacked ? static_cast<uint64_t>(x.strides[0]) * kBytes : Source == kSiluMul ? columns * kBytes : 0;
       norm = Source == kRmsNorm ? context.input(1).addr : 0;
       pieces = (columns + MPK_WIDE_COLUMNS - 1) / MPK_WIDE_COLUMNS * (MPK_WIDE_COLUMNS / kColumns);
-      inside = of_thread(columns / kColumns);
-      padded = of_thread(pieces);
+      inside = Wide::of_thread(columns / kColumns);
+      padded = Wide::of_thread(pieces);
     }
   };
 
-  static __device__ __forceinline__ uint32_t of_thread(uint32_t pieces) {
-    return pieces > threadIdx.x ? (pieces - threadIdx.x + kComputeThreads - 1) / kComputeThreads : 0;
-  }
-
-  /* The values of a piece; 0 outside the row. */
-  template <uint32_t Dtype>
-  struct Piece {
-    static constexpr uint32_t kBytes = sizeof(typename Number<Dtype>::Type), kWords = kColumns * kBytes / 4;
-    uint32_t words[kWords];
-
-    __device__ __forceinline__ void load(uint64_t from, bool valid) {
-      if constexpr (kWords == 2) load_global8_if(words[0], words[1], from, valid);
-      else load_global16_if<0>(words[0], words[1], words[2], words[3], from, valid);
-      if constexpr (kWords == 8) load_global16_if<16>(words[4], words[5], words[6], words[7], from, valid);
-    }
-    /* Reads a piece of x from shared memory. */
-    __device__ __forceinline__ void read(uint32_t from) {
-      const uint4 v = load_shared16(from);
-      words[0] = v.x, words[1] = v.y, words[2] = v.z, words[3] = v.w;
-    }
-    /* Loads from global memory, value by value, for a row that is not aligned. */
-    __device__ __forceinline__ void load_numbers(uint64_t row, uint32_t piece, uint32_t columns) {
-      const uint32_t first = piece * kColumns;
-      const uint64_t from = row + first * kBytes;
-#pragma unroll
-      for (uint32_t c = 0; c < kColumns; ++c) {
-        const bool valid = first + c < columns;
-        if constexpr (kBytes == 4) {
-          words[c] = valid ? reinterpret_cast<const uint32_t*>(from)[c] : 0u;
-        } else {
-          const uint32_t half = valid ? reinterpret_cast<const uint16_t*>(from)[c] : 0u;
-          words[c / 2] = c % 2 == 0 ? half : words[c / 2] | half << 16;
-        }
-      }
-    }
-    __device__ __forceinline__ void add(const Piece& other) {
-#pragma unroll
-      for (uint32_t c = 0; c < kColumns; ++c) words[c] = __float_as_uint(at(c) + other.at(c));
-    }
-    __device__ __forceinline__ float squares() const {
-      float sum = 0.0f;
-#pragma unroll
-      for (uint32_t c = 0; c < kColumns; ++c) sum = fmaf(at(c), at(c), sum);
-      return sum;
-    }
-    __device__ __forceinline__ float at(uint32_t c) const {
-      if constexpr (kBytes == 4) return __uint_as_float(words[c]);
-      const unsigned short half = static_cast<unsigned short>(words[c / 2] >> (c % 2 * 16));
-      if constexpr (Dtype == MPK_BF16) return __uint_as_float(static_cast<uint32_t>(half) << 16);
-      else return __half2float(__ushort_as_half(half));
-    }
-  };
   static_assert(!Stacked || X == MPK_F32, "sums are of f32");
 
-  /* The other factor: the norm weight or the ups. */
-  static constexpr uint32_t kOther = Source == kRmsNorm ? Norm : X;
   /* The number of the task's rows that are in use. */
   static __device__ __forceinline__ uint32_t count(const Context& context) {
     const mpk_wide_rows_params& params = context.params<mpk_wide_rows_params>();
@@ -128,6 +74,14 @@ struct WideRows : TaskCode {
     const bool gathers = context.params<mpk_wide_rows_params>().gather != 0;
     const uint32_t in_x = gathers ? static_cast<uint32_t>(context.batch()->sample_row[args[0] + number]) : static_cast<uint32_t>(args[1]) + number;
     return context.input(0).addr + in_x * row.bytes;
+  }
+
+  static __device__ __forceinline__ Place place_of(const Context& context, uint32_t number) {
+    return Place(context.output(0), static_cast<uint32_t>(context.slot->task.args[0]), number);
+  }
+  static __device__ __forceinline__ int find_scale(Context& context, float squares, float& scale, uint32_t turn) {
+    float* const sums = reinterpret_cast<float*>(context.work() + kSumsAt);
+    return Wide::find_scale(context, context.params<mpk_wide_rows_params>(), sums, squares, scale, turn);
   }
 
   static __device__ __forceinline__ int make(Context& context, const Row& row) {
@@ -164,16 +118,16 @@ struct WideRows : TaskCode {
         float squares = 0.0f;
 #pragma unroll
         for (uint32_t p = 0; p < Pieces; ++p) squares += values[p].squares();
-        code = find_scale(context, row, squares, scale, number % 2);
+        code = find_scale(context, squares, scale, number % 2);
         if (code != MPK_OK) break;
       }
-      const Place place(context, number);
+      const Place place = place_of(context, number);
       /* The distance between a thread's pieces is a whole number of column tiles. */
       static_assert(kComputeThreads * kColumns % Columns == 0, "column tiles");
       uint64_t to = place.of(context.thread);
 #pragma unroll
       for (uint32_t p = 0; p < Pieces; ++p, to += kComputeThreads * kColumns / Columns * place.tile_bytes)
-        store(to, p < row.padded, values[p], others[p], scale);
+        Wide::store(to, p < row.padded, values[p], others[p], scale);
       fetch(context, row, buffer, number + kAhead, rows);
     }
     /* No copy may be in flight when the next task uses the memory. */
@@ -198,21 +152,6 @@ struct WideRows : TaskCode {
     asm volatile("cp.async.commit_group;" ::: "memory");
   }
 
-  /* Computes the row's factor from each thread's sum of squares. `turn` alternates, because slower threads may still read the sums of
-   * the previous turn. */
-  static __device__ __forceinline__ int find_scale(Context& context, const Row& row, float squares, float& scale, uint32_t turn) {
-#pragma unroll
-    for (uint32_t distance = 16; distance > 0; distance /= 2) squares += __shfl_xor_sync(0xFFFFFFFFu, squares, distance);
-    float* const sums = reinterpret_cast<float*>(context.work() + kSumsAt) + turn * kComputeWarps;
-    if (context.lane == 0) sums[context.warp] = squares;
-    if (const int code = context.sync(); code != MPK_OK) return code;
-    float sum = 0.0f;
-#pragma unroll
-    for (uint32_t warp = 0; warp < kComputeWarps; ++warp) sum += sums[warp];
-    scale = rsqrtf(fmaf(sum, reciprocal(static_cast<float>(row.columns)), context.params<mpk_wide_rows_params>().eps));
-    return MPK_OK;
-  }
-
   /* Piece by piece; with a norm each piece is loaded twice. This function gets a copy of the context and computes `Row` itself. If it took
    * references, both would lie in local memory in the caller, and each use would be a load. */
   static __device__ __noinline__ int make_piecewise(Context context) {
@@ -226,14 +165,14 @@ struct WideRows : TaskCode {
       if constexpr (Source == kRmsNorm) {
 #pragma unroll 1
         for (uint32_t piece = context.thread; piece < row.pieces; piece += kComputeThreads) squares += numbers_of(row, from, piece).squares();
-        if (const int code = find_scale(context, row, squares, scale, number % 2); code != MPK_OK) return code;
+        if (const int code = find_scale(context, squares, scale, number % 2); code != MPK_OK) return code;
       }
-      const Place place(context, number);
+      const Place place = place_of(context, number);
 #pragma unroll 1
       for (uint32_t piece = context.thread; piece < row.pieces; piece += kComputeThreads) {
         Piece<kOther> other;
         if constexpr (Source != kPlain) other.load_numbers(Source == kRmsNorm ? row.norm : from + row.apart, piece, row.columns);
-        store(place.of(piece), true, numbers_of(row, from, piece), other, scale);
+        Wide::store(place.of(piece), true, numbers_of(row, from, piece), other, scale);
       }
     }
     return MPK_OK;
@@ -246,46 +185,6 @@ struct WideRows : TaskCode {
       first.add(second);
     }
     return first;
-  }
-
-  /* Where a row of the output is stored. */
-  struct Place {
-    uint64_t address, tile_bytes; /* of the row in its first column tile; from one column tile to the next */
-    uint32_t number;              /* the row's number in its tensor */
-    __device__ __forceinline__ Place(const Context& context, uint32_t row)
-        : address(context.output(0).addr + row * (Columns * 2)), tile_bytes(static_cast<uint64_t>(context.output(0).strides[1]) * 2),
-          number(static_cast<uint32_t>(context.slot->task.args[0]) + row) {}
-    __device__ __forceinline__ uint64_t of(uint32_t piece) const {
-      const uint32_t column = piece * kColumns, unit = column / 16, word = column % 16 / 4;
-      const uint32_t in_row = Columns == MPK_WIDE_NARROW ? narrow_piece(number, unit % kUnits, 0) : wide_piece(number, unit % kUnits, 0);
-      return address + unit / kUnits * tile_bytes + in_row + word * 4;
-    }
-  };
-
-  /* In a group of 16 columns, the even pairs lie together, and so do the odd pairs. The addresses of both differ by exclusive or with
-   * `kHalves`. */
-  static constexpr uint32_t kHalves = 16;
-  static __device__ __forceinline__ void store(uint64_t to, bool valid, const Piece<X>& x, const Piece<kOther>& other, float scale) {
-    uint32_t words[kColumns / 2];
-#pragma unroll
-    for (uint32_t pair = 0; pair < kColumns / 2; ++pair) {
-      float v[2];
-#pragma unroll
-      for (uint32_t c = 0; c < 2; ++c) {
-        v[c] = x.at(pair * 2 + c);
-        if constexpr (Source == kRmsNorm) v[c] = v[c] * scale * other.at(pair * 2 + c);
-        if constexpr (Source == kSiluMul) v[c] = silu(v[c]) * other.at(pair * 2 + c);
-      }
-      words[pair] = pair_of<Out>(v[0], v[1]);
-    }
-    const uint64_t to_odd = to ^ kHalves;
-    const uint32_t wanted = valid;
-    if constexpr (kColumns == 4)
-      asm volatile("{.reg .pred p; setp.ne.u32 p,%4,0; @p st.global.u32 [%0],%2; @p st.global.u32 [%1],%3;}" ::"l"(to), "l"(to_odd), "r"(words[0]),
-                   "r"(words[1]), "r"(wanted) : "memory");
-    else
-      asm volatile("{.reg .pred p; setp.ne.u32 p,%6,0; @p st.global.v2.u32 [%0],{%2,%3}; @p st.global.v2.u32 [%1],{%4,%5};}" ::"l"(to), "l"(to_odd),
-                   "r"(words[0]), "r"(words[2]), "r"(words[1]), "r"(words[3]), "r"(wanted) : "memory");
   }
 };
 

@@ -51,10 +51,8 @@ fn gpu(site: &GpuSite<'_>) -> Result<String, String> {
     let words = size_of::<mpk_wide_rows_params>() / 4;
     let bytes = bytemuck::cast_slice(site.params.get(..words).ok_or("its parameters are too few")?);
     let params: mpk_wide_rows_params = bytemuck::pod_read_unaligned(bytes);
-    // The threads of a block have pieces of 16 bytes of a row, in turn.
-    let piece = if u32::from(x.dtype) == abi::MPK_F32 { 4 } else { 8 };
     let parts = if x.ndim == 3 || source == "kSiluMul" { 2 } else { 1 };
-    let pieces = params.columns.div_ceil(piece * COMPUTE_THREADS).clamp(1, MOST_PIECES / parts);
+    let pieces = gpu_pieces(params.columns, x.dtype, parts);
     Ok(format!(
         "mpk::gpu::WideRows<mpk::gpu::{source}, {}, {norm}, {}, {pieces}{more}>",
         gpu_float(x)?,
@@ -68,6 +66,13 @@ const COMPUTE_THREADS: u32 = 256;
 /// Maximum number of pieces of a row per thread, both parts included: 64 KB of shared memory. A longer row is read piece by
 /// piece.
 const MOST_PIECES: u32 = 16;
+
+/// The number of pieces of a row of this type per thread of the GPU code, in each of `parts` parts: the threads of a block have pieces of
+/// 16 bytes, in turn.
+pub(super) fn gpu_pieces(columns: u32, dtype: u8, parts: u32) -> u32 {
+    let piece = if u32::from(dtype) == abi::MPK_F32 { 4 } else { 8 };
+    columns.div_ceil(piece * COMPUTE_THREADS).clamp(1, MOST_PIECES / parts)
+}
 
 /// How the rows are computed: the params word for the attribute's value.
 fn source(op: &OpView<'_>) -> Result<u32, OpError> {
@@ -192,6 +197,11 @@ impl TaskType for WideRows {
         let of_sum = if stacked { 4 * u64::from(columns) } else { 0 };
         let scratch_bytes = of_sum + 4 * u64::from(columns) + DType::Bf16.size() * padded;
         Ok(Partition { params: params_words(&params), scratch_bytes, tasks })
+    }
+
+    /// The code of `reduce` has the norm too.
+    fn joins_sum(&self, op: &LocalOp<'_>) -> bool {
+        matches!(source(op.global), Ok(1)) && op.inputs[0].dims.len() == 2
     }
 
     fn gathered_inputs(&self) -> &'static [usize] {
