@@ -278,9 +278,10 @@ pub trait TaskType: Debug + Send + Sync {
         false
     }
 
-    /// Whether a `reduce` can carry out this operator for the rows that it sums, if these stay with the rank: the operator reads each row
-    /// of input 0 once, and is described by its parameters and at most seven arguments. The inputs of such a `reduce` are its summands, then the operator's other
-    /// inputs. Its outputs are the sum, then the operator's. Its parameters are followed by the operator's, and so is its first argument.
+    /// Whether a `reduce` can carry out this operator too, for the rows that it sums. Asked if these rows stay with the rank. The operator
+    /// then reads each row of input 0 once, and its tasks have at most seven arguments. Such a `reduce` has the inputs of the sum, then the
+    /// operator's other inputs; the sum, then the operator's outputs; the parameters of the sum, then the operator's; and the first argument
+    /// of the sum, then the operator's.
     fn joins_sum(&self, op: &LocalOp<'_>) -> bool {
         let _ = op;
         false

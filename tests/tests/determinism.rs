@@ -7,6 +7,7 @@ use mpk_tests::fixtures::Fixture;
 use mpk_tests::task_graph::emit;
 use mpk_tests::{Job, ModelFile};
 use serde_json::json;
+use std::collections::BTreeSet;
 
 fn job(model: &ModelFile, ranks: u32, placement: &str, lowering: &str) -> Job {
     Job::new(ranks).arg(model.path()).args([
@@ -158,12 +159,19 @@ fn rows_that_stay_with_their_owners_have_the_same_bits() {
             let found = run.run_json().result();
             assert!(found == whole, "{ranks} ranks, {placement}, stalled by {stall:?}: other bits");
         }
+        let apart =
+            wide("static", "two-shot").args(["--tune", "allreduce.joined_rows=0"]).run_json().result();
+        assert!(apart == whole, "{ranks} ranks, sums and norms in tasks of their own: other bits");
         // These graphs are cut as those that ran. In them, a rank sums only its own blocks of 256 rows.
         let graphs = emit(&model, ranks, &["--device", "h100", "--allreduce", "two-shot"]);
         let name = format!("prefill-{chunk}");
         let graph = &graphs.all().find(|ranks| ranks[0].name == name).expect("a graph of these rows")[1];
         let sums = graph.all_tasks.iter().filter(|t| t.task_type == "reduce").map(|t| &t.outputs[0]);
         let blocks: Vec<u64> = sums.map(|sum| sum.offset / (256 * 4 * sum.strides[0])).collect();
+        // Only the last sum is not normed by the same task.
+        let normed = graph.all_tasks.iter().filter(|t| t.task_type == "reduce" && t.outputs.len() == 2);
+        let normed: BTreeSet<_> = normed.map(|task| task.op_id).collect();
+        assert_eq!(normed.len(), 4);
         assert!(!blocks.is_empty() && blocks.iter().all(|block| block % u64::from(ranks) == 1), "{blocks:?}");
     }
 }

@@ -155,6 +155,10 @@ proptest! {
         let wanted = (shape.layers - 1) * (1 + usize::from(shape.two_readers)) + usize::from(!shape.whole);
         for graph in &graphs {
             prop_assert_eq!(owned_steps(graph), wanted);
+            // The first reader of a sum joins it, if their tasks have the same rows.
+            let of_sum = (256 * shape.blocks).div_ceil(u64::from(workers)).next_power_of_two().min(256);
+            let wanted = if of_sum == shape.height { shape.layers - usize::from(shape.whole) } else { 0 };
+            prop_assert_eq!(joined_sums(graph), wanted);
         }
         prop_assert!(verify::ranks_are_alike(&graphs));
     }

@@ -3,7 +3,7 @@
 use super::attrs;
 use super::types::Linear;
 use serde_json::json;
-use taskgraph::task_graph::core_types;
+use taskgraph::task_graph::{Task, core_types};
 use taskgraph::task_type::{
     Access, ExpandedOp, Expansion, ExpansionOperand, LocalOp, OpError, OpView, Partition, ShardRule,
     TaskSpec, Temporary, TensorType,
@@ -205,6 +205,15 @@ impl OwnedShape {
         g.tensor_mut(x).output = true;
         g
     }
+}
+
+/// The number of sums whose tasks also carry out the first step of the next operator.
+pub fn joined_sums(graph: &TaskGraph) -> usize {
+    let joined = |t: &&Task| graph.type_name(t) == core_types::REDUCE && t.num_outputs == 2;
+    let mut ops: Vec<u32> = graph.tasks.iter().filter(joined).map(|t| t.op).collect();
+    ops.sort_unstable();
+    ops.dedup();
+    ops.len()
 }
 
 /// The number of operators whose first step each rank carries out for its own rows and sends to the others.

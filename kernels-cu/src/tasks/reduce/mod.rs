@@ -106,4 +106,6 @@ fn gpu_rows(
 }
 
 #[cfg(test)]
+mod rows_test;
+#[cfg(test)]
 mod test;
