@@ -5,14 +5,15 @@
 
 namespace mpk {
 
-// Of the `kept` candidates that a record has room for. Requests that want no log-probabilities need one, for the greedy token.
-static inline uint32_t wanted_candidates(const mpk_kernel_args* args, uint32_t sample, uint32_t kept) {
+// Of the `kept` candidates that a record has room for. Requests that want no log-probabilities need one, for the greedy token, or
+// none, if the token is `sampled`.
+static inline uint32_t wanted_candidates(const mpk_kernel_args* args, uint32_t sample, uint32_t kept, bool sampled) {
   const mpk_batch* batch = args->batch;
-  if (kept == 1 || batch->sampling == nullptr) return kept;
+  if ((kept == 1 && !sampled) || batch->sampling == nullptr) return kept;
   if (sample >= batch->num_samples) return 1; // its row is written for the sake of its tags only
-  const int32_t slot = batch->active_slot[batch->sample_active[sample]];
-  const uint32_t wanted = batch->sampling[slot].logprobs;
-  return wanted < 1 ? 1 : wanted < kept ? wanted : kept;
+  const mpk_sampling& request = batch->sampling[batch->active_slot[batch->sample_active[sample]]];
+  const uint32_t least = sampled && (request.flags & MPK_SAMPLING_ON) != 0 ? 0 : 1;
+  return request.logprobs < least ? least : request.logprobs < kept ? request.logprobs : kept;
 }
 
 } // namespace mpk

@@ -8,12 +8,13 @@
 namespace mpk {
 namespace gpu {
 
-template <uint32_t Kept>
+/* Sampled: a sample may want no candidate at all. Then only the head of its record is written. */
+template <uint32_t Kept, bool Sampled = false>
 struct ArgmaxPartial : TaskCode {
   static __device__ __forceinline__ int run(Context& context) {
     const mpk_operand& out = context.output(0); /* [1, 1, samples, words] */
     if (out.dims[3] != MPK_ARGMAX_PAIRS + 2 * Kept) context.fail(MPK_ABORT_KERNEL);
-    const WantedCandidates<Kept> wanted(context);
+    const WantedCandidates<Kept, Sampled> wanted(context);
     int code = context.wait_inputs();
     if (code != MPK_OK) return code;
     const uint32_t samples = context.rows_in_use(1, out.dims[2]);
@@ -21,6 +22,10 @@ struct ArgmaxPartial : TaskCode {
       for (uint32_t s = context.warp; s < samples; s += kComputeWarps) {
         const Columns columns(context, s, context.lane, 32);
         uint32_t* record = record_of(context, s);
+        if (Sampled && wanted.of(s) == 0) {
+          if (context.lane == 0) head(context, record, {-INFINITY, 0.0});
+          continue;
+        }
         /* In the record, the list may be aligned to 4 bytes only, so it goes through shared memory. */
         TokenPair* list = lists(context, 0) + context.warp * Kept;
         const uint32_t kept = wanted.of(s);
@@ -32,11 +37,18 @@ struct ArgmaxPartial : TaskCode {
       }
       return MPK_OK;
     }
+    uint32_t skipped = 0;
     for (uint32_t s = 0; s < samples; ++s) {
-      /* Two buffers: a barrier lies between the merge of one and the next writes to it. */
-      MaximumSum* sums = reinterpret_cast<MaximumSum*>(context.work()) + s % 2 * kComputeWarps;
-      TokenPair* all = lists(context, s % 2);
       const uint32_t kept = wanted.of(s);
+      if (Sampled && kept == 0) {
+        if (context.thread == 0) head(context, record_of(context, s), {-INFINITY, 0.0});
+        ++skipped;
+        continue;
+      }
+      /* Two buffers: a barrier lies between the merge of one and the next writes to it. */
+      const uint32_t buffer = (s - skipped) % 2;
+      MaximumSum* sums = reinterpret_cast<MaximumSum*>(context.work()) + buffer * kComputeWarps;
+      TokenPair* all = lists(context, buffer);
       const MaximumSum of_warp = joined<32>(Columns(context, s, context.thread, kComputeThreads).scan(context, all + context.warp * Kept, kept));
       if (context.lane == 0) sums[context.warp] = of_warp;
       code = context.sync();

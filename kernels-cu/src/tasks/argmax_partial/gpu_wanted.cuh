@@ -6,33 +6,34 @@
 namespace mpk {
 namespace gpu {
 
-/* Of the `Kept` candidates that a record has room for. Requests that want no log-probabilities need one, for the greedy token. The
- * request is constant during an iteration, so this may be read before the task's events. */
-template <uint32_t Kept>
+/* Of the `Kept` candidates that a record has room for. Requests that want no log-probabilities need one, for the greedy token, or
+ * none, if the token is `Sampled`. The request is constant during an iteration, so this may be read before the task's events. */
+template <uint32_t Kept, bool Sampled>
 __device__ __forceinline__ uint32_t wanted_candidates(const Context& context, uint32_t sample) {
-  if constexpr (Kept == 1) {
+  if constexpr (Kept == 1 && !Sampled) {
     return 1;
   } else {
     const mpk_batch* batch = context.batch();
     if (batch->sampling == nullptr) return Kept;
     if (sample >= batch->num_samples) return 1; /* its row is written for the sake of its tags only */
-    const uint32_t slot = Context::active(static_cast<uint32_t>(batch->sample_active[sample])).slot;
-    const uint32_t wanted = batch->sampling[slot].logprobs;
-    return wanted < 1 ? 1 : wanted < Kept ? wanted : Kept;
+    const mpk_sampling& request = batch->sampling[Context::active(static_cast<uint32_t>(batch->sample_active[sample])).slot];
+    const uint32_t wanted = request.logprobs, least = Sampled && (request.flags & MPK_SAMPLING_ON) != 0 ? 0 : 1;
+    return wanted < least ? least : wanted < Kept ? wanted : Kept;
   }
 }
 
 /* The same for one sample after the other: each lane asks for one of the first 32 at once. */
-template <uint32_t Kept>
+template <uint32_t Kept, bool Sampled>
 struct WantedCandidates {
   const Context& context;
   uint32_t of_lane;
 
-  __device__ __forceinline__ explicit WantedCandidates(const Context& context_) : context(context_), of_lane(wanted_candidates<Kept>(context_, context_.lane)) {}
+  __device__ __forceinline__ explicit WantedCandidates(const Context& context_)
+      : context(context_), of_lane(wanted_candidates<Kept, Sampled>(context_, context_.lane)) {}
   /* Called by whole warps. */
   __device__ __forceinline__ uint32_t of(uint32_t sample) const {
-    if constexpr (Kept == 1) return 1;
-    return sample < 32 ? __shfl_sync(0xFFFFFFFFu, of_lane, sample) : wanted_candidates<Kept>(context, sample);
+    if constexpr (Kept == 1 && !Sampled) return 1;
+    return sample < 32 ? __shfl_sync(0xFFFFFFFFu, of_lane, sample) : wanted_candidates<Kept, Sampled>(context, sample);
   }
 };
 

@@ -116,8 +116,10 @@ int argmax_partial(const mpk_kernel_args* args) {
     uint32_t* record = reinterpret_cast<uint32_t*>(out.addr) + uint64_t{s} * out.strides[2];
     record[MPK_ARGMAX_HASH_LOW] = static_cast<uint32_t>(args->batch->hash);
     record[MPK_ARGMAX_HASH_HIGH] = static_cast<uint32_t>(args->batch->hash >> 32);
-    const float* logits = columns == 0 ? nullptr : reinterpret_cast<const float*>(row_address(args->inputs[0], s));
-    partial_of(logits, columns, first_token, params.kept, wanted_candidates(args, s, params.kept), record);
+    const uint32_t wanted = wanted_candidates(args, s, params.kept, params.sampled != 0);
+    const uint32_t scanned = wanted == 0 ? 0 : columns;
+    const float* logits = scanned == 0 ? nullptr : reinterpret_cast<const float*>(row_address(args->inputs[0], s));
+    partial_of(logits, scanned, first_token, params.kept, wanted, record);
   }
   return MPK_OK;
 }

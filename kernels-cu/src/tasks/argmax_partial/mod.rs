@@ -10,7 +10,8 @@
 //!
 //! Attributes: `top_k` (default 0), `slices` (the number of ranks; default 1), `tiles` (column tiles per rank, the same
 //! number on all ranks; [`tiles`] computes it; default 1), `vocab_size` (columns from there on are padding; default:
-//! all columns).
+//! all columns), `sampled` (default false: requests that are not greedy get their token from the sampling operators, so
+//! without log-probabilities their columns are not looked at, and their records have no candidates).
 //!
 //! One task per tile: arguments `[tile, first global token, columns, 0..]`. A tile without columns has no input and
 //! writes records without candidates.
@@ -42,7 +43,8 @@ pub(crate) const GPU_MAX_KEPT: u32 = 256;
 /// The GPU code.
 fn gpu(site: &GpuSite<'_>) -> Result<String, String> {
     match site.params {
-        [kept @ 1..=GPU_MAX_KEPT, ..] => Ok(format!("mpk::gpu::ArgmaxPartial<{kept}>")),
+        [kept @ 1..=GPU_MAX_KEPT, 0, ..] => Ok(format!("mpk::gpu::ArgmaxPartial<{kept}>")),
+        [kept @ 1..=GPU_MAX_KEPT, ..] => Ok(format!("mpk::gpu::ArgmaxPartial<{kept}, true>")),
         _ => Err(format!("{:?} candidates; the GPU code keeps 1 to {GPU_MAX_KEPT}", site.params.first())),
     }
 }
@@ -112,6 +114,7 @@ struct Numbers {
     top_k: u32,
     slices: u32,
     tiles: u32,
+    sampled: bool,
 }
 
 fn numbers(attrs: &Attrs) -> Result<Numbers, OpError> {
@@ -119,6 +122,7 @@ fn numbers(attrs: &Attrs) -> Result<Numbers, OpError> {
         top_k: contract::attr_u32(attrs, "top_k")?.unwrap_or(0),
         slices: contract::attr_u32(attrs, "slices")?.unwrap_or(1),
         tiles: contract::attr_u32(attrs, "tiles")?.unwrap_or(1),
+        sampled: contract::attr_bool(attrs, "sampled")?,
     };
     if numbers.slices == 0 || numbers.tiles == 0 || numbers.top_k > 1 << 20 {
         return Err(OpError("`slices` and `tiles` must be above 0, `top_k` at most 1048576".to_string()));
@@ -131,6 +135,7 @@ const ATTRIBUTES: &[Attribute] = &[
     Attribute::new("slices", AttributeKind::Whole),
     Attribute::new("tiles", AttributeKind::Whole),
     Attribute::new("vocab_size", AttributeKind::Whole),
+    Attribute::new("sampled", AttributeKind::Bool),
 ];
 
 /// Contract of `argmax_partial`.
@@ -201,7 +206,7 @@ impl TaskType for ArgmaxPartial {
                 task
             })
             .collect();
-        let params = mpk_argmax_partial_params { kept };
+        let params = mpk_argmax_partial_params { kept, sampled: numbers.sampled.into() };
         Ok(Partition { params: params_words(&params), scratch_bytes: 0, tasks })
     }
 }

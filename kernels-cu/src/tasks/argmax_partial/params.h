@@ -5,7 +5,8 @@
 #include <stdint.h>
 
 typedef struct mpk_argmax_partial_params {
-  uint32_t kept; /* candidates of a record: max(1, top_k) */
+  uint32_t kept;    /* candidates of a record: max(1, top_k) */
+  uint32_t sampled; /* 1: requests that are not greedy get their token from other tasks */
 } mpk_argmax_partial_params;
 
 /* A record: hash of the batch state (low, high), maximum (f32), sum of exp(x - maximum) (f32), then `kept` pairs

@@ -1,5 +1,5 @@
 use super::{cut, reference::top, tiles, words};
-use crate::abi::mpk_sampling;
+use crate::abi::{MPK_SAMPLING_ON, mpk_sampling};
 use crate::isa::Isa;
 use crate::registry::registry;
 use crate::testing::{Call, TestRank, TestTask};
@@ -223,6 +223,36 @@ fn a_request_gets_as_many_log_probabilities_as_it_wants() {
                     (0..top_k).map(expected).collect::<Vec<_>>(),
                     "{isa:?}: sample {sample}"
                 );
+            }
+        }
+    }
+}
+
+/// A sampled request without log-probabilities has no candidates and gets no token; the others get theirs.
+#[test]
+fn a_sampled_request_is_left_alone_unless_it_wants_log_probabilities() {
+    let (samples, top_k) = (4usize, 2usize);
+    let logits = random_logits(8, samples * 500);
+    let request = |flags, logprobs| mpk_sampling { flags, logprobs, ..Default::default() };
+    let on = MPK_SAMPLING_ON;
+    let sampling = vec![request(0, 0), request(on, 0), request(on, 2), request(0, 1)];
+    let run = |sampled: bool| {
+        let mut batch = TestBatch { sampling: sampling.clone(), ..TestBatch::rows(samples as u32) };
+        let mut inputs = [TestTensor::new(DType::F32, &[4, 500], &logits).with_rows(Rows::Samples)];
+        let partial = json!({"top_k": top_k, "tiles": 3, "sampled": sampled});
+        let mut records = TestOp::new("argmax_partial", partial, 4).run(&mut inputs, &mut batch).unwrap();
+        let reduce = TestOp::new("argmax_reduce", json!({"top_k": top_k, "sampled": sampled}), 4);
+        reduce.run(&mut [records.remove(0).with_rows(Rows::Fixed)], &mut batch).unwrap()
+    };
+    for isa in Isa::ALL {
+        let Some((all, got)) = isa.with(|| (run(false), run(true))) else { continue };
+        for output in 0..3 {
+            let each = got[output].words().len() / samples;
+            let row = |tensors: &[TestTensor], s: usize| tensors[output].words()[s * each..][..each].to_vec();
+            let untouched = TestTensor::poisoned(DType::U32, &[each as u32]).words();
+            for s in 0..samples {
+                let expected = if s == 1 { untouched.clone() } else { row(&all, s) };
+                assert_eq!(row(&got, s), expected, "{isa:?}: output {output}, sample {s}");
             }
         }
     }

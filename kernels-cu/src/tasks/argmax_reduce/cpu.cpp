@@ -37,7 +37,7 @@ extern "C" int mpk_task_argmax_reduce(const mpk_kernel_args* args) {
            uint64_t{tile} * partials.strides[1];
   };
 
-  const uint32_t kept = mpk::wanted_candidates(args, sample, params.kept);
+  const uint32_t kept = mpk::wanted_candidates(args, sample, params.kept, params.sampled != 0);
   Pair* best = reinterpret_cast<Pair*>(args->scratch);
   for (uint32_t i = 0; i < params.kept; ++i) best[i] = {-INFINITY, MPK_ARGMAX_NO_TOKEN};
   float highest = -INFINITY;
@@ -58,6 +58,7 @@ extern "C" int mpk_task_argmax_reduce(const mpk_kernel_args* args) {
       }
     }
   }
+  if (kept == 0) return MPK_OK; // nothing reads the outputs
   if (best[0].token == MPK_ARGMAX_NO_TOKEN) return MPK_ABORT_KERNEL;
 
   *reinterpret_cast<int32_t*>(args->outputs[0].addr) = static_cast<int32_t>(best[0].token);

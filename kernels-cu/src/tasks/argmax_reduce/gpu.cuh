@@ -9,11 +9,11 @@
 namespace mpk {
 namespace gpu {
 
-/* LogSum: the last output is log_sum. */
-template <uint32_t Kept, uint32_t TopK, bool LogSum = false>
+/* LogSum: the last output is log_sum. Sampled: a sample may want no candidate; then only the hashes are compared. */
+template <uint32_t Kept, uint32_t TopK, bool LogSum = false, bool Sampled = false>
 struct ArgmaxReduce : TaskCode {
   static __device__ __forceinline__ int run(Context& context) {
-    const uint32_t kept = wanted_candidates<Kept>(context, static_cast<uint32_t>(context.slot->task.args[0]));
+    const uint32_t kept = wanted_candidates<Kept, Sampled>(context, static_cast<uint32_t>(context.slot->task.args[0]));
     int code = context.wait_inputs(/*loads_under_way=*/false, /*always=*/true);
     const uint32_t sample = static_cast<uint32_t>(context.slot->task.args[0]);
     if (code != MPK_OK || sample >= context.slot->num_samples) return code;
@@ -40,7 +40,7 @@ struct ArgmaxReduce : TaskCode {
     }
     code = context.sync();
     if (code != MPK_OK) return code;
-    if (context.warp != 0) return MPK_OK;
+    if (context.warp != 0 || (Sampled && kept == 0)) return MPK_OK; /* of such a sample nothing reads the outputs */
 
     merge_lists<Kept>(lists, kept, context.lane, [&](uint32_t i, const TokenPair& pair) {
       if (context.lane == 0) best[i] = pair;

@@ -35,16 +35,24 @@ pub const REGISTRATION: Registration = Registration {
 /// The GPU code.
 fn gpu(site: &GpuSite<'_>) -> Result<String, String> {
     match site.params {
-        [kept @ 1..=GPU_MAX_KEPT, top_k, log_sum, ..] if top_k <= kept => {
-            let with_log_sum = if *log_sum != 0 { ", true" } else { "" };
-            Ok(format!("mpk::gpu::ArgmaxReduce<{kept}, {top_k}{with_log_sum}>"))
+        [kept @ 1..=GPU_MAX_KEPT, top_k, log_sum, sampled, ..] if top_k <= kept => {
+            let options = match (*log_sum != 0, *sampled != 0) {
+                (false, false) => "",
+                (true, false) => ", true",
+                (false, true) => ", false, true",
+                (true, true) => ", true, true",
+            };
+            Ok(format!("mpk::gpu::ArgmaxReduce<{kept}, {top_k}{options}>"))
         }
         _ => Err(format!("candidates and top_k {:?}; the GPU code keeps 1 to {GPU_MAX_KEPT}", site.params)),
     }
 }
 
-const ATTRIBUTES: &[Attribute] =
-    &[Attribute::new("top_k", AttributeKind::Whole), Attribute::new("log_sum", AttributeKind::Bool)];
+const ATTRIBUTES: &[Attribute] = &[
+    Attribute::new("top_k", AttributeKind::Whole),
+    Attribute::new("log_sum", AttributeKind::Bool),
+    Attribute::new("sampled", AttributeKind::Bool),
+];
 
 /// The attributes `top_k` and `log_sum`.
 fn numbers(attrs: &Attrs) -> Result<(u32, bool), OpError> {
@@ -111,7 +119,8 @@ impl TaskType for ArgmaxReduce {
     fn partition(&self, op: &LocalOp<'_>, _target: &Target) -> Result<Partition, OpError> {
         let (top_k, log_sum) = numbers(op.global.attrs)?;
         let dims: Vec<u32> = op.inputs[0].dims.iter().map(|d| *d as u32).collect();
-        let params = mpk_argmax_reduce_params { kept: kept(top_k), top_k, log_sum: log_sum.into() };
+        let sampled = contract::attr_bool(op.global.attrs, "sampled")?.into();
+        let params = mpk_argmax_reduce_params { kept: kept(top_k), top_k, log_sum: log_sum.into(), sampled };
         let tasks = (0..dims[2])
             .map(|s| {
                 let mut task = TaskSpec {

@@ -21,7 +21,7 @@ fn run(hashes: [u64; 2], own: u64) -> (i32, u32) {
     }
     let mut next = TestTensor::poisoned(DType::I32, &[1]);
     let task = TestTask {
-        params: vec![1, 0, 0],
+        params: vec![1, 0, 0, 0],
         inputs: vec![records.view(&Access::new(0, Region::whole(&[2, 1, 1, 6])))],
         outputs: vec![next.view(&Access::new(0, Region::whole(&[1])))],
         scratch_bytes: 8,
