@@ -19,15 +19,16 @@
 use super::argmax_partial::cut;
 use super::contract;
 use crate::abi::MPK_SAMPLE_MOST_LISTED;
+use std::ops::Range;
 use taskgraph::op_graph::Attrs;
 use taskgraph::task_type::{Access, LocalOp, Need, OpError, OperandView, TaskSpec};
-use taskgraph::{Attribute, AttributeKind, DType, Region, Sharding, Split};
+use taskgraph::{Attribute, AttributeKind, DType, Region, Sharding, Split, Target};
 
 /// Capacity of a list of the highest logits: the largest `top_k` that is allowed together with a `top_p` below 1.
 pub const MOST_LISTED: u32 = MPK_SAMPLE_MOST_LISTED;
 
-/// Maximum number of columns of a part. The GPU code keeps 8 bytes of each in shared memory.
-pub(crate) const MOST_COLUMNS: u32 = 7168;
+/// Maximum number of columns of a part. The GPU code keeps the logits of two samples in shared memory.
+pub(crate) const MOST_COLUMNS: u32 = 5376;
 /// Minimum number of columns of a part, if the rank has that many. With smaller parts there is only more to exchange.
 const FEWEST_COLUMNS: u64 = 2048;
 
@@ -68,15 +69,29 @@ impl Numbers {
     }
 }
 
-/// The attribute `parts`, for graphs with room for `samples` samples: enough tasks to keep all `workers` of a rank busy
-/// to the end.
+/// What a sample costs in a task beside its columns, as if it had so many more of them: barriers, and what one warp does.
+const SAMPLE_COLUMNS: u64 = 1536;
+
+/// The attribute `parts`, for graphs with room for `samples` samples. Each of a rank's `workers` has one task, if the
+/// parts are not too wide then. Of the ways to share parts and samples among the workers, this is the one that takes the least time;
+/// of equal ones, the one with the fewest parts, since all parts' records are joined.
 pub fn parts(vocabulary: u64, world: u32, samples: u32, workers: u32) -> u32 {
     let share = vocabulary.div_ceil(u64::from(world.max(1)));
     let least = share.div_ceil(u64::from(MOST_COLUMNS - 16)).max(1); // parts differ by one unit of 16 columns
     let most = share.div_ceil(FEWEST_COLUMNS).max(least);
     let (workers, samples) = (u64::from(workers.max(1)), u64::from(samples.max(1)));
-    let rounds = (least * samples).div_ceil(workers);
-    (rounds * workers / samples).clamp(least, most) as u32
+    let cost = |parts: u64| {
+        let groups = sample_groups(samples, parts, workers);
+        let rounds = (parts * groups).div_ceil(workers);
+        rounds * samples.div_ceil(groups) * (share.div_ceil(parts) + SAMPLE_COLUMNS)
+    };
+    (least..=most).min_by_key(|&parts| (cost(parts), parts)).unwrap_or(least) as u32
+}
+
+/// The samples are processed in so many groups, a task for each part and group: one task for each worker, or a few less.
+fn sample_groups(samples: u64, parts: u64, workers: u64) -> u64 {
+    let each = samples.div_ceil((workers / parts.max(1)).clamp(1, samples.max(1)));
+    samples.div_ceil(each.max(1))
 }
 
 /// Checks `logits` f32 [samples, vocabulary] and `counts` u32 [slots, vocabulary]. Returns the number of samples.
@@ -116,27 +131,43 @@ pub(crate) fn logits_need(counts: &OperandView<'_>, world: u32) -> Result<Need, 
     }
 }
 
-/// A task for each sample and part of the columns of `logits`, input `input`, followed by `counts`: arguments
-/// `[part, first token, columns, sample, 0..]`. A part without columns does not read them.
-pub(crate) fn part_tasks(op: &LocalOp<'_>, input: usize) -> Result<(Numbers, Vec<TaskSpec>), OpError> {
+/// A task for each part of the columns of `logits`, input `input`, followed by `counts`, and some samples: arguments
+/// `[part, first token, columns, first sample, samples, 0..]`. A part without columns does not read them.
+pub(crate) fn part_tasks(
+    op: &LocalOp<'_>,
+    input: usize,
+    target: &Target,
+) -> Result<(Numbers, Vec<TaskSpec>), OpError> {
     let numbers = Numbers::new(op.global.attrs)?;
     let (samples, columns) = contract::local_matrix(&op.inputs[input])?;
     let (slots, _) = contract::local_matrix(&op.inputs[input + 1])?;
     let first_token = op.input_ranges(input).first().map_or(0, |range| range.start as u32);
     let ranges = cut(columns, numbers.parts);
-    let mut tasks = Vec::with_capacity(samples as usize * ranges.len());
-    for sample in 0..samples {
+    let groups = sample_groups(u64::from(samples), u64::from(numbers.parts), u64::from(target.workers));
+    let each = u64::from(samples).div_ceil(groups.max(1)) as u32;
+    let mut tasks = Vec::with_capacity(groups as usize * ranges.len());
+    for first in (0..samples).step_by(each.max(1) as usize) {
+        let end = (first + each).min(samples);
         for (part, range) in (0..).zip(&ranges) {
             let count = range.end - range.start;
             let mut task = TaskSpec {
-                args: [part, (first_token + range.start) as i32, count as i32, sample as i32, 0, 0, 0, 0],
-                cost: u64::from(count) * 8,
+                args: [
+                    part,
+                    (first_token + range.start) as i32,
+                    count as i32,
+                    first as i32,
+                    (end - first) as i32,
+                    0,
+                    0,
+                    0,
+                ],
+                cost: u64::from(count) * u64::from(end - first) * 8,
                 ..TaskSpec::default()
             };
             if count > 0 {
                 let columns = |rows: Region| rows.with(1, range.start, range.end);
-                let row = Region::whole(&[samples, 0]).with(0, sample, sample + 1);
-                task.reads.push(Access::new(input as u8, columns(row)));
+                let rows = Region::whole(&[samples, 0]).with(0, first, end);
+                task.reads.push(Access::new(input as u8, columns(rows)));
                 task.reads.push(Access::new(input as u8 + 1, columns(Region::whole(&[slots, 0]))));
             }
             tasks.push(task);
@@ -145,8 +176,8 @@ pub(crate) fn part_tasks(op: &LocalOp<'_>, input: usize) -> Result<(Numbers, Vec
     Ok((numbers, tasks))
 }
 
-/// A rank's records of one sample, in a tensor [slices, parts, samples, words].
-pub(crate) fn records_of(dims: &[u64], sample: u32) -> Region {
+/// All records of some samples, in a tensor [slices, parts, samples, words].
+pub(crate) fn records_of(dims: &[u64], samples: Range<u32>) -> Region {
     let dims: Vec<u32> = dims.iter().map(|d| *d as u32).collect();
-    Region::whole(&dims).with(dims.len() - 2, sample, sample + 1)
+    Region::whole(&dims).with(dims.len() - 2, samples.start, samples.end)
 }

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "tasks/sample_merge/params.h"
-#include "tasks/sample_partial/gpu_sample.cuh"
+#include "tasks/sample_partial/gpu_few.cuh"
 
 namespace mpk {
 namespace gpu {
@@ -16,17 +16,35 @@ struct SampleMerge : TaskCode {
     const mpk_operand& lists = context.input(0); /* [1, parts, 1, words] */
     const uint32_t* first = reinterpret_cast<const uint32_t*>(lists.addr);
     const uint64_t stride = lists.strides[1];
-    const uint32_t wanted = row.sampling.top_k;
+    const uint32_t wanted = row.sampling.top_k, count = lists.dims[1] * wanted;
     uint32_t* list = reinterpret_cast<uint32_t*>(context.output(0).addr);
-    const auto key_at = [&](uint32_t i) {
+    Work* work = reinterpret_cast<Work*>(context.work());
+    const auto listed_at = [&](uint32_t i) {
       const uint32_t part = quotient(i, wanted);
       return pair_key(first + part * stride, i - part * wanted);
     };
-    const uint32_t listed = select_keys(context, lists.dims[1] * wanted, wanted, reinterpret_cast<SelectRoom*>(context.work()), key_at,
-                                        [&](uint32_t i, uint64_t key) { store_pair(list, i, key); });
-    fill_list(context, list, listed, wanted);
+    /* All are loaded at once, if there is room for them. */
+    const bool held = count <= kHeld;
+    uint64_t top = 0;
+#pragma unroll 4
+    for (uint32_t i = context.thread; i < count; i += kComputeThreads) {
+      const uint64_t key = listed_at(i);
+      if (held) work->keys[i] = key;
+      if (key > top) top = key;
+    }
+    const auto key_at = [&](uint32_t i) { return held ? work->keys[i] : listed_at(i); };
+    const FewKeys listed = select_few(context, count, wanted, top, &work->few, key_at, [&](uint32_t i, uint64_t key) { store_pair(list, i, key); });
+    fill_list(context, list, listed.count, wanted);
     return MPK_OK;
   }
+
+ private:
+  static constexpr uint32_t kHeld = 4096;
+  struct Work {
+    uint64_t keys[kHeld];
+    FewRoom few;
+  };
+  static_assert(sizeof(Work) <= kWorkBytes, "the work area is too small");
 };
 
 }  // namespace gpu

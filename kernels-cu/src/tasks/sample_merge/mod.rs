@@ -77,7 +77,7 @@ impl TaskType for SampleMerge {
                     cost: dims[1] * dims[3] * 4,
                     ..TaskSpec::default()
                 };
-                task.reads.push(Access::new(0, records_of(dims, sample)));
+                task.reads.push(Access::new(0, records_of(dims, sample..sample + 1)));
                 let region = Region::whole(&[1, 0, 2 * numbers.kept]).with(1, sample, sample + 1);
                 task.writes.push(Access::new(0, region));
                 task

@@ -26,17 +26,26 @@ static inline Row row_of(const mpk_kernel_args* args, uint32_t sample, uint32_t 
   return row;
 }
 
-// The columns of one sample that a task has: logits [1, columns] and counts [slots, columns].
+// The samples of a task that are in use: the first, and how many follow.
+struct Samples {
+  uint32_t first, count;
+  explicit Samples(const mpk_kernel_args* args) : first(static_cast<uint32_t>(args->task->args[3])), count(static_cast<uint32_t>(args->task->args[4])) {
+    const uint32_t used = args->batch->num_samples > first ? args->batch->num_samples - first : 0;
+    count = count < used ? count : used;
+  }
+};
+
+// The columns of a task's sample `sample`, of logits [samples, columns] and counts [slots, columns].
 struct Columns {
   const float* logits = nullptr;
   const uint32_t* counts = nullptr; // null: nothing is counted
   uint32_t first_token, count;
 
-  Columns(const mpk_kernel_args* args, const Row& row, uint32_t input) {
+  Columns(const mpk_kernel_args* args, const Row& row, uint32_t sample, uint32_t input) {
     first_token = static_cast<uint32_t>(args->task->args[1]);
     count = static_cast<uint32_t>(args->task->args[2]);
     if (count == 0) return; // no such inputs
-    logits = reinterpret_cast<const float*>(args->inputs[input].addr);
+    logits = reinterpret_cast<const float*>(row_address(args->inputs[input], sample));
     if ((row.sampling.flags & MPK_SAMPLING_PENALTIES) != 0)
       counts = reinterpret_cast<const uint32_t*>(row_address(args->inputs[input + 1], row.slot));
   }

@@ -23,44 +23,41 @@ struct SampleRow {
   }
 };
 
-/* The columns of one sample that a task has: logits [1, columns] and counts [slots, columns]. */
+/* The columns that a task has, of logits [samples, columns] and counts [slots, columns]. A thread's own are thread,
+ * thread + kComputeThreads, ... */
 struct SampleColumns {
-  const float* logits;
-  const uint32_t* counts; /* NULL: tokens are not counted */
   uint32_t first_token, count;
 
-  __device__ __forceinline__ SampleColumns(const Context& context, const SampleRow& row, uint32_t input) {
-    first_token = static_cast<uint32_t>(context.slot->task.args[1]);
-    count = static_cast<uint32_t>(context.slot->task.args[2]);
-    /* A part without columns does not have these inputs. */
-    logits = count == 0 ? nullptr : reinterpret_cast<const float*>(context.input(input).addr);
-    const bool counted = count != 0 && (row.sampling.flags & MPK_SAMPLING_PENALTIES) != 0;
-    counts = counted ? reinterpret_cast<const uint32_t*>(row_address(context.input(input + 1), row.slot)) : nullptr;
+  static constexpr uint32_t kMost = 5376; /* MOST_COLUMNS in sample_family.rs */
+
+  __device__ __forceinline__ explicit SampleColumns(const Context& context)
+      : first_token(static_cast<uint32_t>(context.slot->task.args[1])), count(static_cast<uint32_t>(context.slot->task.args[2])) {}
+
+  /* Copies a thread's own logits of row `sample` of `logits` to shared memory. All copies are under way together, also while
+   * other samples are processed. A part without columns does not have this input. */
+  __device__ __forceinline__ void bring(float* to, const Context& context, const mpk_operand& logits, uint32_t sample) const {
+    if (count == 0) return;
+    uint32_t at = static_cast<uint32_t>(__cvta_generic_to_shared(to)) + context.thread * 4;
+    const uint8_t* from = row_address(logits, sample) + context.thread * 4;
+#pragma unroll 4
+    for (uint32_t i = context.thread; i < count; i += kComputeThreads, at += kComputeThreads * 4, from += kComputeThreads * 4)
+      asm volatile("cp.async.ca.shared.global [%0],[%1],4;" ::"r"(at), "l"(from) : "memory");
   }
-  /* The logits as they are, to shared memory. A thread's own columns (thread, thread + kComputeThreads, ...) are there when it
-   * returns. So many loads are under way together: one after the other they would take longer than all that is computed. */
-  __device__ __forceinline__ void bring(float* to, uint32_t thread) const {
-    constexpr uint32_t kTogether = 20;
-#pragma unroll 1
-    for (uint32_t first = thread; first < count; first += kTogether * kComputeThreads) {
-      float x[kTogether];
-#pragma unroll
-      for (uint32_t j = 0; j < kTogether; ++j) {
-        const uint32_t i = first + j * kComputeThreads;
-        x[j] = i < count ? logits[i] : 0.0f;
-      }
-#pragma unroll
-      for (uint32_t j = 0; j < kTogether; ++j) {
-        const uint32_t i = first + j * kComputeThreads;
-        if (i < count) to[i] = x[j];
-      }
-    }
-  }
-  /* Column `i` after penalties and temperature. */
-  __device__ __forceinline__ float value(float logit, uint32_t i, const mpk_sampling& s) const {
-    return sampling::processed(logit, counts == nullptr ? 0 : counts[i], s);
+  /* Waits for them. Only the thread itself may read what it brought. */
+  static __device__ __forceinline__ void arrive() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
+  /* The words of `counts` that the sample's request needs; NULL if it counts no tokens. */
+  __device__ __forceinline__ const uint32_t* counts_of(const mpk_operand& counts, const SampleRow& row) const {
+    if (count == 0 || (row.sampling.flags & MPK_SAMPLING_PENALTIES) == 0) return nullptr;
+    return reinterpret_cast<const uint32_t*>(row_address(counts, row.slot));
   }
 };
+
+/* The samples of a task that are in use. */
+__device__ __forceinline__ uint32_t samples_of(const Context& context, uint32_t first, uint32_t count) {
+  const uint32_t used = context.slot->num_samples;
+  return used > first ? min(used - first, count) : 0;
+}
 
 #if __CUDA_ARCH__ >= 800
 __device__ __forceinline__ uint32_t warp_maximum(uint32_t v) { return __reduce_max_sync(0xFFFFFFFFu, v); }
@@ -82,6 +79,15 @@ __device__ __forceinline__ uint32_t ordered(float v) {
   return bits ^ ((bits & 0x80000000u) != 0 ? 0xFFFFFFFFu : 0x80000000u);
 }
 
+__device__ __forceinline__ float float_of_ordered(uint32_t v) { return __uint_as_float(v ^ ((v & 0x80000000u) != 0 ? 0x80000000u : 0xFFFFFFFFu)); }
+
+/* The highest key of a warp. */
+__device__ __forceinline__ uint64_t highest_of_warp(uint64_t key) {
+  const uint32_t high = warp_maximum(static_cast<uint32_t>(key >> 32));
+  const uint32_t low = warp_maximum(static_cast<uint32_t>(key >> 32) == high ? static_cast<uint32_t>(key) : 0);
+  return static_cast<uint64_t>(high) << 32 | low;
+}
+
 /* Compares in the order of `beats`: noisy value, then key. No noisy value is a negative zero. */
 __device__ __forceinline__ NoisyToken best_of_warp(const NoisyToken& mine) {
   const uint32_t noisy = mine.key != 0 ? ordered(mine.noisy) : 0;
@@ -90,7 +96,7 @@ __device__ __forceinline__ NoisyToken best_of_warp(const NoisyToken& mine) {
   const uint32_t high = warp_maximum(noisy == best ? static_cast<uint32_t>(mine.key >> 32) : 0);
   const bool here = noisy == best && static_cast<uint32_t>(mine.key >> 32) == high;
   const uint32_t low = warp_maximum(here ? static_cast<uint32_t>(mine.key) : 0);
-  return {static_cast<uint64_t>(high) << 32 | low, __uint_as_float(best ^ ((best & 0x80000000u) != 0 ? 0x80000000u : 0xFFFFFFFFu))};
+  return {static_cast<uint64_t>(high) << 32 | low, float_of_ordered(best)};
 }
 
 /* Returns the best of all compute threads in all of them. `room` has kComputeWarps entries. It must not be the one of the previous
@@ -198,17 +204,17 @@ __device__ __forceinline__ void fill_list(Context& context, uint32_t* list, uint
   }
 }
 __device__ __forceinline__ uint64_t pair_key(const uint32_t* list, uint32_t i) {
-  const uint32_t token = list[2 * i + 1];
-  return token == MPK_SAMPLE_NO_TOKEN ? 0 : sampling::key_of(sampling::float_of(list[2 * i]), token);
+  const uint2 pair = *reinterpret_cast<const uint2*>(list + 2 * i);
+  return pair.y == MPK_SAMPLE_NO_TOKEN ? 0 : sampling::key_of(sampling::float_of(pair.x), pair.y);
 }
 
-/* The records [ranks, parts, 1, words] of one sample. */
+/* The records [ranks, parts, samples, words] of row `sample`. */
 struct SampleRecords {
   const uint32_t* first;
   uint64_t rank_stride, part_stride;
   uint32_t parts, count;
-  __device__ __forceinline__ explicit SampleRecords(const mpk_operand& records) {
-    first = reinterpret_cast<const uint32_t*>(records.addr);
+  __device__ __forceinline__ SampleRecords(const mpk_operand& records, uint32_t sample) {
+    first = reinterpret_cast<const uint32_t*>(records.addr) + static_cast<uint64_t>(sample) * records.strides[2];
     rank_stride = records.strides[0];
     part_stride = records.strides[1];
     parts = records.dims[1];
@@ -220,10 +226,48 @@ struct SampleRecords {
   }
 };
 
-/* Token and noisy value of entry `i` of a record of sample_partial. */
-__device__ __forceinline__ NoisyToken entry_of(const uint32_t* record, uint32_t i) {
-  const uint32_t* entry = record + MPK_SAMPLE_ENTRIES + i * MPK_SAMPLE_ENTRY_WORDS;
-  return {sampling::key_of(sampling::float_of(entry[0]), entry[2]), sampling::float_of(entry[1])};
+/* The head of a record of sample_partial, and its entry `i`: token and noisy value. */
+static_assert(MPK_SAMPLE_ENTRIES == 4 && MPK_SAMPLE_ENTRY_WORDS == 4 && MPK_SAMPLE_WORDS % 4 == 0, "16 bytes each");
+static_assert(MPK_SAMPLE_HIGHEST == 0 && MPK_SAMPLE_HIGHEST_TOKEN == 1 && MPK_SAMPLE_COUNT == 2, "words of the head");
+__device__ __forceinline__ uint4 head_of(const uint32_t* record) { return *reinterpret_cast<const uint4*>(record); }
+__device__ __forceinline__ uint4 entry_words(const uint32_t* record, uint32_t i) { return *reinterpret_cast<const uint4*>(record + MPK_SAMPLE_ENTRIES + i * MPK_SAMPLE_ENTRY_WORDS); }
+__device__ __forceinline__ NoisyToken entry_of(const uint4& words) {
+  return {sampling::key_of(sampling::float_of(words.x), words.z), sampling::float_of(words.y)};
+}
+/* The key of the highest logit of a record; 0: it has none. */
+__device__ __forceinline__ uint64_t highest_of(const uint4& head) { return head.y == MPK_SAMPLE_NO_TOKEN ? 0 : sampling::key_of(sampling::float_of(head.x), head.y); }
+__device__ __forceinline__ void store_entry(uint32_t* record, uint32_t i, const NoisyToken& entry) {
+  *reinterpret_cast<uint4*>(record + MPK_SAMPLE_ENTRIES + i * MPK_SAMPLE_ENTRY_WORDS) =
+      make_uint4(sampling::bits_of(sampling::value_of_key(entry.key)), sampling::bits_of(entry.noisy), sampling::token_of_key(entry.key), 0);
+}
+__device__ __forceinline__ void store_head(uint32_t* record, uint64_t highest, uint32_t count) {
+  const bool none = highest == 0;
+  *reinterpret_cast<uint4*>(record) = make_uint4(sampling::bits_of(none ? -INFINITY : sampling::value_of_key(highest)),
+                                                 none ? MPK_SAMPLE_NO_TOKEN : sampling::token_of_key(highest), count, 0);
+}
+
+/* A warp: hands the frontier of the `count` candidates at(0), at(1), ... to each(i, entry), the highest noisy value first and so
+ * the lowest logit first, up to `most` of them. Returns their number, the same in all lanes. Each entry has the highest noisy value of the
+ * tokens that precede the previous entry; `top`, the token with the highest logit, is the last one. */
+template <typename At, typename Each>
+__device__ __forceinline__ uint32_t frontier_of(uint32_t count, uint32_t most, uint64_t top, uint32_t lane, At at, Each each) {
+  uint64_t floor = 0;
+  uint32_t found = 0;
+#pragma unroll 1
+  while (found < most && floor != top) {
+    NoisyToken next = {0, 0.0f};
+#pragma unroll 2
+    for (uint32_t i = lane; i < count; i += 32) {
+      const NoisyToken other = at(i);
+      if (other.key > floor && other.beats(next)) next = other;
+    }
+    const NoisyToken best = best_of_warp(next);
+    if (best.key == 0) break;
+    each(found, best);
+    floor = best.key;
+    ++found;
+  }
+  return found;
 }
 
 }  // namespace gpu

@@ -1,4 +1,4 @@
-// One part of a sample's logits: the highest logit, and the tokens that may be drawn.
+// One part of some samples' logits: the highest logit, and the tokens that may be drawn.
 #pragma once
 
 #include <algorithm>
@@ -68,13 +68,17 @@ uint32_t list_frontier(const Columns& columns, const float* values, uint64_t hig
   return found;
 }
 
-int sample_partial(const mpk_kernel_args* args) {
-  const uint32_t kept = reinterpret_cast<const mpk_sample_partial_params*>(args->params)->kept;
-  const Row row = row_of(args, static_cast<uint32_t>(args->task->args[3]), kept);
+int partial_of(const mpk_kernel_args* args, const Row& row, uint32_t sample) {
   if (row.mode == kOff) return MPK_OK;
   if (row.mode == kImpossible) return MPK_ABORT_KERNEL;
-  const Columns columns(args, row, 0);
-  uint32_t* record = reinterpret_cast<uint32_t*>(args->outputs[0].addr);
+  const mpk_operand &records = args->outputs[0], &lists = args->outputs[1]; // [1, 1, samples, words]
+  const Columns columns(args, row, sample, 0);
+  uint32_t* record = reinterpret_cast<uint32_t*>(records.addr) + uint64_t{sample} * records.strides[2];
+  if (row.mode == kList) {
+    uint32_t* list = reinterpret_cast<uint32_t*>(lists.addr) + uint64_t{sample} * lists.strides[2];
+    list_highest(columns, row.sampling, reinterpret_cast<uint64_t*>(args->scratch), list);
+    return MPK_OK;
+  }
   float* values = reinterpret_cast<float*>(args->scratch);
   uint64_t highest = 0;
   for (uint32_t i = 0; i < columns.count; ++i) {
@@ -85,11 +89,18 @@ int sample_partial(const mpk_kernel_args* args) {
   record[MPK_SAMPLE_HIGHEST] = bits_of(columns.count == 0 ? -INFINITY : value_of_key(highest));
   record[MPK_SAMPLE_HIGHEST_TOKEN] = columns.count == 0 ? MPK_SAMPLE_NO_TOKEN : token_of_key(highest);
   record[MPK_SAMPLE_COUNT] = 0;
-  if (row.mode == kList) {
-    list_highest(columns, row.sampling, reinterpret_cast<uint64_t*>(args->scratch), reinterpret_cast<uint32_t*>(args->outputs[1].addr));
-  } else if (row.mode != kHighest && columns.count > 0) {
-    const uint32_t most = row.mode == kDraw ? 1 : MPK_SAMPLE_FRONTIER;
-    record[MPK_SAMPLE_COUNT] = list_frontier(columns, values, highest, values + columns.count, row, most, record + MPK_SAMPLE_ENTRIES);
+  if (row.mode == kHighest || columns.count == 0) return MPK_OK;
+  const uint32_t most = row.mode == kDraw ? 1 : MPK_SAMPLE_FRONTIER;
+  record[MPK_SAMPLE_COUNT] = list_frontier(columns, values, highest, values + columns.count, row, most, record + MPK_SAMPLE_ENTRIES);
+  return MPK_OK;
+}
+
+int sample_partial(const mpk_kernel_args* args) {
+  const uint32_t kept = reinterpret_cast<const mpk_sample_partial_params*>(args->params)->kept;
+  const Samples samples(args);
+  for (uint32_t sample = 0; sample < samples.count; ++sample) {
+    const int code = partial_of(args, row_of(args, samples.first + sample, kept), sample);
+    if (code != MPK_OK) return code;
   }
   return MPK_OK;
 }

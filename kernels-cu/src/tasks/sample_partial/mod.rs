@@ -6,7 +6,7 @@
 //! token) of the highest processed logits, as many as the request's `top_k`, in no order, filled with (-infinity, no
 //! token).
 //!
-//! For a greedy request nothing is written. One task per sample and part; `sample_family.rs` defines the arguments.
+//! For a greedy request nothing is written. One task per part and some samples; `sample_family.rs` defines the arguments.
 
 use crate::abi::{MPK_SAMPLE_WORDS, mpk_sample_partial_params, mpk_task_sample_partial, params_words};
 use crate::registry::{GpuSite, Registration};
@@ -69,16 +69,16 @@ impl TaskType for SamplePartial {
         Ok(ShardRule { inputs: vec![need, Need::AsIs], outputs: vec![slices.clone(), slices] })
     }
 
-    fn partition(&self, op: &LocalOp<'_>, _target: &Target) -> Result<Partition, OpError> {
-        let (numbers, mut tasks) = part_tasks(op, 0)?;
+    fn partition(&self, op: &LocalOp<'_>, target: &Target) -> Result<Partition, OpError> {
+        let (numbers, mut tasks) = part_tasks(op, 0, target)?;
         let samples = op.inputs[0].dims[0] as u32;
         let mut most = 0;
         for task in &mut tasks {
-            let [part, _, columns, sample, ..] = task.args.map(|a| a as u32);
+            let [part, _, columns, first, count, ..] = task.args.map(|a| a as u32);
             most = most.max(columns);
             for (output, words) in [(0, MPK_SAMPLE_WORDS), (1, 2 * numbers.kept)] {
                 let region = Region::whole(&[1, numbers.parts, samples, words]);
-                let region = region.with(1, part, part + 1).with(2, sample, sample + 1);
+                let region = region.with(1, part, part + 1).with(2, first, first + count);
                 task.writes.push(Access::new(output, region));
             }
         }

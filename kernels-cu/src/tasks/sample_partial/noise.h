@@ -25,6 +25,10 @@ MPK_SAMPLE_FN uint32_t bits_of(float v) { return __float_as_uint(v); }
 MPK_SAMPLE_FN float float_of(uint32_t bits) { return __uint_as_float(bits); }
 MPK_SAMPLE_FN float product(float a, float b) { return __fmul_rn(a, b); }
 MPK_SAMPLE_FN float multiply_add(float a, float b, float c) { return __fmaf_rn(a, b, c); }
+/* The words of a product. In assembly, because the compiler adds an instruction to each product of 64-bit numbers in a large kernel. */
+MPK_SAMPLE_FN void wide_product(uint32_t a, uint32_t b, uint32_t* low, uint32_t* high) {
+  asm("{.reg .b64 p; mul.wide.u32 p,%2,%3; mov.b64 {%0,%1},p;}" : "=r"(*low), "=r"(*high) : "r"(a), "r"(b));
+}
 #else
 MPK_SAMPLE_FN uint32_t bits_of(float v) {
   uint32_t bits;
@@ -38,6 +42,11 @@ MPK_SAMPLE_FN float float_of(uint32_t bits) {
 }
 MPK_SAMPLE_FN float product(float a, float b) { return a * b; }
 MPK_SAMPLE_FN float multiply_add(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+MPK_SAMPLE_FN void wide_product(uint32_t a, uint32_t b, uint32_t* low, uint32_t* high) {
+  const uint64_t product = static_cast<uint64_t>(a) * b;
+  *low = static_cast<uint32_t>(product);
+  *high = static_cast<uint32_t>(product >> 32);
+}
 #endif
 
 /* Philox4x32-10 (Salmon et al., SC 2011): four words that depend only on the counter and the key. */
@@ -46,11 +55,13 @@ struct PhiloxWords {
 };
 MPK_SAMPLE_FN PhiloxWords philox(uint32_t c0, uint32_t c1, uint32_t c2, uint32_t c3, uint32_t k0, uint32_t k1) {
   for (int round = 0; round < 10; ++round) {
-    const uint64_t a = static_cast<uint64_t>(0xD2511F53u) * c0, b = static_cast<uint64_t>(0xCD9E8D57u) * c2;
-    c0 = static_cast<uint32_t>(b >> 32) ^ c1 ^ k0;
-    c1 = static_cast<uint32_t>(b);
-    c2 = static_cast<uint32_t>(a >> 32) ^ c3 ^ k1;
-    c3 = static_cast<uint32_t>(a);
+    uint32_t a, a_high, b, b_high;
+    wide_product(0xD2511F53u, c0, &a, &a_high);
+    wide_product(0xCD9E8D57u, c2, &b, &b_high);
+    c0 = b_high ^ c1 ^ k0;
+    c1 = b;
+    c2 = a_high ^ c3 ^ k1;
+    c3 = a;
     k0 += 0x9E3779B9u;
     k1 += 0xBB67AE85u;
   }
@@ -94,10 +105,18 @@ MPK_SAMPLE_FN float gumbel(uint32_t random) {
 /* An upper bound of the noise. The highest value is gumbel(0), 22.87. */
 constexpr float kMostNoise = 23.0f;
 
-/* The noise of a token at a position of its sequence. */
-MPK_SAMPLE_FN float noise(uint64_t seed, uint32_t position, uint32_t token) {
-  return gumbel(philox(position, token, 0, 0, static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)).word[0]);
+/* An upper bound of gumbel(random), with few operations: -ln(-ln(1 - v)) < -ln(v), and the bits of a float are about its
+ * logarithm, at most 0.06 too low. The bound is at most 0.07 above -ln(v). */
+MPK_SAMPLE_FN float most_gumbel(uint32_t random) {
+  const uint32_t bits = bits_of(static_cast<float>(random) + 0.5f);
+  return multiply_add(static_cast<float>(static_cast<int32_t>(bits)), -0x1.62e430p-24f, 110.212f);
 }
+
+/* The random word of a token at a position of its sequence, and its noise. */
+MPK_SAMPLE_FN uint32_t random_word(uint64_t seed, uint32_t position, uint32_t token) {
+  return philox(position, token, 0, 0, static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)).word[0];
+}
+MPK_SAMPLE_FN float noise(uint64_t seed, uint32_t position, uint32_t token) { return gumbel(random_word(seed, position, token)); }
 
 /* A logit after penalties and temperature. NaN counts as the lowest. `count`: the token's word of `token_counts`. */
 MPK_SAMPLE_FN float processed(float x, uint32_t count, const mpk_sampling& s) {
@@ -156,9 +175,11 @@ enum Mode : uint32_t {
   kOff = 0,     /* greedy */
   kHighest = 1, /* the highest processed logit */
   kDraw = 2,    /* the highest noisy value */
-  kList = 3,    /* top-k with top-p: from a list of the top_k highest logits */
+  kList = 3,    /* top-k that is small or meets top-p: from a list of the top_k highest logits */
   kFrontier = 4 /* other filters: from the frontier, and the weight of all tokens before each of its entries */
 };
+/* A list of so few logits costs less than a frontier with its weights, and gives the same token. */
+constexpr uint32_t kShortList = 64;
 constexpr uint32_t kImpossible = 5; /* the host should have refused the request */
 
 /* A request as the kernel uses it. A top_k above the number of tokens keeps all of them. */
@@ -171,7 +192,7 @@ MPK_SAMPLE_FN uint32_t mode_of(const mpk_sampling& s, uint32_t kept) {
   if ((s.flags & MPK_SAMPLING_ON) == 0) return kOff;
   if ((s.flags & MPK_SAMPLING_NOISE) == 0) return kHighest;
   if (s.top_k == 0 && s.top_p >= 1.0f && !(s.log_min_p > -INFINITY)) return kDraw;
-  if (s.top_k == 0 || s.top_p >= 1.0f) return kFrontier;
+  if (s.top_k == 0 || (s.top_p >= 1.0f && s.top_k > kShortList)) return kFrontier;
   return s.top_k <= kept ? kList : kImpossible;
 }
 

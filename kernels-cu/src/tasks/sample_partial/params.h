@@ -20,14 +20,15 @@ typedef struct mpk_sample_partial_params {
 #define MPK_SAMPLE_FRONTIER 64u
 
 /* A record: the highest logit with its token, the number of entries, a word without meaning, then entries (logit, noisy
- * value, token) of the part's frontier, the highest noisy value first, so the lowest logit first. */
+ * value, token, a word without meaning) of the part's frontier, the highest noisy value first, so the lowest logit first. Its head
+ * and each entry have 16 bytes, which are loaded at once. */
 enum mpk_sample_record {
   MPK_SAMPLE_HIGHEST = 0,
   MPK_SAMPLE_HIGHEST_TOKEN = 1,
   MPK_SAMPLE_COUNT = 2,
   MPK_SAMPLE_ENTRIES = 4,
-  MPK_SAMPLE_ENTRY_WORDS = 3,
-  MPK_SAMPLE_WORDS = 4 + 3 * 64,
+  MPK_SAMPLE_ENTRY_WORDS = 4,
+  MPK_SAMPLE_WORDS = 4 + 4 * 64,
 };
 
 #endif

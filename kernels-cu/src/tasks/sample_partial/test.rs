@@ -5,17 +5,19 @@ use crate::abi::{
 };
 use crate::isa::Isa;
 use crate::registry::registry;
-use crate::testing::{Call, TestBatch, TestRank, TestTask, run_task};
+use crate::testing::{Call, TestBatch, TestRank, TestTask, TestTensor, run_task};
 use serde_json::json;
 use taskgraph::op_graph::Role;
-use taskgraph::task_type::{LocalOp, OpView, OperandView};
-use taskgraph::{Capacity, DType, Sharding, Target};
+use taskgraph::task_type::{LocalOp, OpView, OperandView, TensorType};
+use taskgraph::{Capacity, DType, Rows, Sharding, Target};
 
 mod steps;
 use steps::{Case, logits, plain, sample, ways, words};
 
 unsafe extern "C" {
     fn mpk_philox4x32_10(counter: *const u32, key: *const u32, out: *mut u32);
+    fn mpk_gumbel(word: u32) -> f32;
+    fn mpk_most_gumbel(word: u32) -> f32;
 }
 
 #[test]
@@ -336,6 +338,81 @@ fn parts_fit_the_gpu_s_memory_and_keep_its_workers_busy() {
             }
         }
     }
-    assert_eq!(super::parts(151_936, 1, 8, 132), 33); // 264 tasks: two rounds
+    assert_eq!(super::parts(151_936, 1, 1, 132), 75); // no part is narrower than 2,048 columns
     assert_eq!(super::parts(151_936, 4, 8, 132), 16);
+}
+
+/// Every sample and part has one task, and a worker of an H100 has one task, whatever the batch.
+#[test]
+fn a_worker_has_one_task_of_some_samples() {
+    for (samples, parts, tasks) in [(1, 75, 75), (2, 66, 132), (8, 33, 132), (32, 33, 132), (128, 33, 132)] {
+        assert_eq!(super::parts(151_936, 1, samples, 132), parts, "{samples} samples");
+        let attrs = json!({"slices": 1, "parts": parts, "kept": 1024}).as_object().unwrap().clone();
+        let matrix =
+            |rows| TensorType { dtype: DType::F32, dims: vec![u64::from(rows), 151_936], rows: Rows::Fixed };
+        let inputs = || vec![matrix(samples), TensorType { dtype: DType::U32, ..matrix(128) }];
+        let operand =
+            |ty| OperandView { name: "input", ty, sharding: &Sharding::Replicated, role: &Role::Activation };
+        let view = OpView {
+            name: "test",
+            attrs: &attrs,
+            inputs: inputs().into_iter().map(operand).collect(),
+            outputs: Vec::new(),
+            capacity: Capacity { rows: samples, samples, active: samples },
+        };
+        let op = LocalOp { global: &view, inputs: inputs(), outputs: Vec::new(), rank: 0, world: 1 };
+        let contract = registry().get("sample_partial").unwrap().clone();
+        let partition = contract.partition(&op, &Target { workers: 132, ..Target::cpu(1) }).unwrap();
+        assert_eq!(partition.tasks.len(), tasks, "{samples} samples");
+        let mut times = vec![0; samples as usize * parts as usize];
+        for task in partition.tasks {
+            let [part, _, _, first, count, ..] = task.args.map(|a| a as usize);
+            (first..first + count).for_each(|sample| times[sample * parts as usize + part] += 1);
+        }
+        assert!(times.iter().all(|&n| n == 1), "{samples} samples: {times:?}");
+    }
+}
+
+/// The GPU code does not compute the noise of a token that this bound excludes.
+#[test]
+fn no_noise_is_above_its_bound() {
+    let words = (0..32).flat_map(|bit| [(1u32 << bit) - 1, 1 << bit, (1 << bit) + 1, 3 << bit >> 1]);
+    let more = (0..1_000_000u32).map(|i| i.wrapping_mul(0x9E37_79B9));
+    for word in words.chain(more).chain([u32::MAX]) {
+        // SAFETY: both are plain arithmetic.
+        let (noise, bound) = unsafe { (mpk_gumbel(word), mpk_most_gumbel(word)) };
+        assert!(noise < bound, "{word:#x}: {noise} and {bound}");
+        // For the high noise that decides, the bound is close.
+        assert!(noise < 3.0 || bound - noise < 0.1, "{word:#x}: {noise} and {bound}");
+    }
+}
+
+/// A short list is chosen for what it costs only: the frontier gives the same tokens.
+#[test]
+fn a_short_list_gives_the_frontier_s_tokens() {
+    let (vocabulary, samples) = (2003usize, 20u32);
+    let row = logits(12, vocabulary, 2.0);
+    let positions: Vec<u32> = (1..=samples).collect();
+    for min_p in [0.0f32, 0.05] {
+        let tokens = |top_k, top_p| {
+            let s = mpk_sampling { top_k, top_p, log_min_p: min_p.ln(), ..plain(21) };
+            sample(
+                &Case::new(vec![row.clone(); samples as usize], vec![s; samples as usize], &positions),
+                2,
+                3,
+            )
+        };
+        // A `top_p` below 1 that keeps all makes a list of any length.
+        let all = 1.0 - f32::EPSILON / 2.0;
+        for top_k in [64, 65, 300] {
+            let (found, listed) = (tokens(top_k, 1.0), tokens(top_k, all));
+            assert_eq!(found.0, listed.0, "top-k {top_k}, min-p {min_p}");
+            let weighed = |weighed: &TestTensor| weighed.words() != untouched(weighed);
+            assert_eq!((weighed(&found.1), weighed(&listed.1)), (top_k > 64, false), "top-k {top_k}");
+        }
+    }
+}
+
+fn untouched(like: &TestTensor) -> Vec<u32> {
+    TestTensor::poisoned(like.dtype, &like.dims).words()
 }

@@ -1,7 +1,7 @@
 /* Chooses the token of one sample from the results of all ranks. */
 #pragma once
 
-#include "tasks/sample_partial/gpu_sample.cuh"
+#include "tasks/sample_partial/gpu_few.cuh"
 #include "tasks/sample_reduce/params.h"
 #include "tasks/sample_weigh/params.h"
 
@@ -31,92 +31,112 @@ struct SampleReduce : TaskCode {
 
  private:
   static constexpr uint32_t kMostListed = 1024; /* MOST_LISTED in sample_family.rs */
-  static constexpr uint32_t kShares = kComputeThreads / MPK_SAMPLE_FRONTIER;
+  /* Entries that are added up at a time, usually all that there are. A thread adds one entry of each kShares-th record. */
+  static constexpr uint32_t kEntries = 16, kShares = kComputeThreads / kEntries;
   struct Work {
     union {
       uint64_t keys[kMostListed];
       struct {
         uint64_t before[kShares][MPK_SAMPLE_FRONTIER];
         uint32_t tokens[kShares][MPK_SAMPLE_FRONTIER];
-        float value[MPK_SAMPLE_FRONTIER];
-        uint32_t token[MPK_SAMPLE_FRONTIER];
       };
     };
     uint64_t sums[kComputeWarps];
     NoisyToken warps[2][kComputeWarps];
-    SelectRoom select;
+    FewRoom few;
   };
   static_assert(sizeof(Work) <= kWorkBytes, "the work area is too small");
 
   /* The highest logit, the highest noisy value, or the last entry of the frontier that the filters keep. The same in thread 0
-   * only. */
+   * only. No load waits for another one, unless the frontier is long. */
   static __device__ __forceinline__ uint32_t from_records(Context& context, const SampleRow& row, Work* work) {
-    const SampleRecords records(context.input(0)), weighed(context.input(1));
+    const SampleRecords records(context.input(0), 0), weighed(context.input(1), 0);
     const bool frontier = row.mode == sampling::kFrontier;
-    NoisyToken best = {0, 0.0f};
-    uint64_t all = 0;
-#pragma unroll 1
-    for (uint32_t r = context.thread; r < records.count; r += kComputeThreads) {
-      const uint32_t* record = records.at(r);
-      NoisyToken own = {0, 0.0f};
-      if (row.mode == sampling::kDraw) {
-        if (record[MPK_SAMPLE_COUNT] != 0) own = entry_of(record, 0);
-      } else if (record[MPK_SAMPLE_HIGHEST_TOKEN] != MPK_SAMPLE_NO_TOKEN) {
-        const float value = sampling::float_of(record[MPK_SAMPLE_HIGHEST]);
-        own = {sampling::key_of(value, record[MPK_SAMPLE_HIGHEST_TOKEN]), value};
+    /* All records of sample_weigh have the same entries. */
+    static_assert(MPK_WEIGH_COUNT == 0 && MPK_WEIGH_HIGHEST == 1 && MPK_WEIGH_SUM == 2 && MPK_WEIGH_ENTRIES == 4 && MPK_WEIGH_WORDS % 4 == 0, "16 bytes of head");
+    uint4 common = {};
+    if (frontier) common = *reinterpret_cast<const uint4*>(weighed.first);
+    /* A lane of the first warp has the entries lane and lane + 32: logit and token. */
+    uint32_t logit[2] = {}, token[2] = {};
+    if (frontier && context.warp == 0) {
+#pragma unroll
+      for (uint32_t half = 0; half < 2; ++half) {
+        const uint32_t* entry = weighed.first + MPK_WEIGH_ENTRIES + (context.lane + 32 * half) * MPK_WEIGH_ENTRY_WORDS;
+        logit[half] = entry[0];
+        token[half] = entry[2];
       }
-      if (own.beats(best)) best = own;
-      if (frontier) all += sum_at(weighed.at(r), MPK_WEIGH_SUM);
     }
-    uint32_t count = 0;
-    if (frontier) {
-      count = weighed.first[MPK_WEIGH_COUNT]; /* all records have the same entries */
-      const uint32_t e = context.thread % MPK_SAMPLE_FRONTIER, share = context.thread / MPK_SAMPLE_FRONTIER;
+    struct Loaded {
+      uint4 head, entry;
+      uint64_t sum;
+    };
+    const auto load = [&](uint32_t r) {
+      if (r >= records.count) return Loaded{};
+      const uint32_t* record = records.at(r);
+      return Loaded{head_of(record), entry_words(record, 0), frontier ? sum_at(weighed.at(r), MPK_WEIGH_SUM) : 0};
+    };
+    Loaded loaded = load(context.thread);
+    uint32_t count = kEntries;
+#pragma unroll 1
+    for (uint32_t first = 0; frontier && first < count; first += kEntries) {
+      const uint32_t e = first + context.thread % kEntries, share = context.thread / kEntries;
       uint64_t before = 0;
       uint32_t tokens = 0;
-      /* The entries are loaded at the same time as the sums. */
-      if (context.thread < count) {
-        const uint32_t* entry = weighed.first + MPK_WEIGH_ENTRIES + context.thread * MPK_WEIGH_ENTRY_WORDS;
-        work->value[context.thread] = sampling::float_of(entry[0]);
-        work->token[context.thread] = entry[2];
-      }
-      if (e < count) {
-#pragma unroll 8
-        for (uint32_t r = share; r < weighed.count; r += kShares) {
-          const uint32_t* entry = weighed.at(r) + MPK_WEIGH_ENTRIES + e * MPK_WEIGH_ENTRY_WORDS;
-          tokens += entry[3];
-          before += sum_at(entry, 4);
-        }
+#pragma unroll 4
+      for (uint32_t r = share; r < weighed.count; r += kShares) {
+        const uint32_t* entry = weighed.at(r) + MPK_WEIGH_ENTRIES + e * MPK_WEIGH_ENTRY_WORDS;
+        tokens += entry[3];
+        before += sum_at(entry, 4);
       }
       work->before[share][e] = before;
       work->tokens[share][e] = tokens;
+      if (first == 0) count = common.x;
+    }
+    NoisyToken best = {0, 0.0f};
+    uint64_t all = 0;
+#pragma unroll 1
+    for (uint32_t r = context.thread; r < records.count; loaded = load(r += kComputeThreads)) {
+      NoisyToken own = {highest_of(loaded.head), sampling::float_of(loaded.head.x)};
+      if (row.mode == sampling::kDraw) own = loaded.head.z != 0 ? entry_of(loaded.entry) : NoisyToken{0, 0.0f};
+      if (own.beats(best)) best = own;
+      all += loaded.sum;
+    }
+    if (frontier) {
       all = sum_of_warp(all);
       if (context.lane == 0) work->sums[context.warp] = all;
     }
     best = best_of_block(context, best, work->warps[0]);
-    uint32_t token = best.key == 0 ? MPK_SAMPLE_NO_TOKEN : sampling::token_of_key(best.key);
-    if (!frontier || context.thread != 0) return token;
+    const uint32_t first_token = best.key == 0 ? MPK_SAMPLE_NO_TOKEN : sampling::token_of_key(best.key);
+    if (!frontier || context.warp != 0) return first_token;
     all = 0;
     for (uint32_t w = 0; w < kComputeWarps; ++w) all += work->sums[w];
-    const float highest = sampling::float_of(weighed.first[MPK_WEIGH_HIGHEST]);
+    const float highest = sampling::float_of(common.y);
     /* The last entry has the highest noisy value, so it is drawn unless a filter drops it. The highest logit always stays. */
-#pragma unroll 1
-    for (uint32_t i = count; i-- > 0;) {
-      uint64_t before = 0;
-      uint32_t tokens = 0;
-      for (uint32_t share = 0; share < kShares; ++share) {
-        before += work->before[share][i];
-        tokens += work->tokens[share][i];
+#pragma unroll
+    for (uint32_t half = 2; half-- > 0;) {
+      const uint32_t e = context.lane + 32 * half;
+      bool stays = e < count;
+      if (stays) {
+        uint64_t before = 0;
+        uint32_t tokens = 0;
+#pragma unroll
+        for (uint32_t share = 0; share < kShares; ++share) {
+          before += work->before[share][e];
+          tokens += work->tokens[share][e];
+        }
+        stays = (row.sampling.top_k == 0 || tokens < row.sampling.top_k) && sampling::passes_min_p(sampling::float_of(logit[half]), highest, row.sampling) &&
+                sampling::passes_top_p(before, all, row.sampling);
       }
-      const bool in_top_k = row.sampling.top_k == 0 || tokens < row.sampling.top_k;
-      if (in_top_k && sampling::passes_min_p(work->value[i], highest, row.sampling) &&
-          sampling::passes_top_p(before, all, row.sampling))
-        return work->token[i];
+      const uint32_t kept = __ballot_sync(0xFFFFFFFFu, stays);
+      if (kept != 0) return __shfl_sync(0xFFFFFFFFu, token[half], 31 - __clz(static_cast<int>(kept)));
     }
-    return token;
+    return first_token;
   }
 
-  static __device__ __forceinline__ uint64_t sum_at(const uint32_t* words, uint32_t i) { return static_cast<uint64_t>(words[i + 1]) << 32 | words[i]; }
+  static __device__ __forceinline__ uint64_t sum_at(const uint32_t* words, uint32_t i) {
+    const uint2 sum = *reinterpret_cast<const uint2*>(words + i);
+    return static_cast<uint64_t>(sum.y) << 32 | sum.x;
+  }
 
   /* Chooses from the top_k highest logits of all ranks. All threads get the same token. */
   static __device__ __forceinline__ uint32_t from_list(Context& context, const SampleRow& row, Work* work) {
@@ -133,8 +153,12 @@ struct SampleReduce : TaskCode {
       const uint32_t rank = quotient(i, s.top_k);
       return pair_key(first + rank * stride, i - rank * s.top_k);
     };
-    select_keys(context, lists.dims[0] * s.top_k, s.top_k, &work->select, key_at, [&](uint32_t i, uint64_t key) { keys[i] = key; });
-    sort(context, keys, size);
+    const uint32_t count = lists.dims[0] * s.top_k;
+    uint64_t highest_key = 0;
+#pragma unroll 2
+    for (uint32_t i = context.thread; i < count; i += kComputeThreads) highest_key = max(highest_key, key_at(i));
+    if (!select_few(context, count, s.top_k, highest_key, &work->few, key_at, [&](uint32_t i, uint64_t key) { keys[i] = key; }).in_order)
+      sort(context, keys, size);
 
     const uint64_t top = keys[0];
     const float highest = sampling::value_of_key(top);

@@ -94,7 +94,7 @@ impl TaskType for SampleReduce {
                     ..TaskSpec::default()
                 };
                 for (index, input) in op.inputs[..3].iter().enumerate() {
-                    task.reads.push(Access::new(index as u8, records_of(&input.dims, sample)));
+                    task.reads.push(Access::new(index as u8, records_of(&input.dims, sample..sample + 1)));
                 }
                 let own = Region::whole(&[0]).with(0, sample, sample + 1);
                 task.reads.push(Access::new(3, own));

@@ -1,4 +1,4 @@
-// The number and the weight of a part's tokens before each entry of the sample's frontier.
+// The number and the weight of a part's tokens before each entry of the frontiers of some samples.
 #pragma once
 
 #include <algorithm>
@@ -22,13 +22,13 @@ struct ComesFirst {
 
 // The frontier of all parts' entries, in order, and the sample's highest logit. If there are more than MPK_SAMPLE_FRONTIER
 // entries, those with the highest noisy values stay.
-uint32_t join_frontiers(const mpk_operand& records, Entry* entries, float* highest) {
+uint32_t join_frontiers(const mpk_operand& records, uint32_t sample, Entry* entries, float* highest) {
   uint32_t count = 0;
   *highest = -INFINITY;
   for (uint32_t slice = 0; slice < records.dims[0]; ++slice) {
     for (uint32_t part = 0; part < records.dims[1]; ++part) {
       const uint32_t* record = reinterpret_cast<const uint32_t*>(records.addr) + uint64_t{slice} * records.strides[0] +
-                               uint64_t{part} * records.strides[1];
+                               uint64_t{part} * records.strides[1] + uint64_t{sample} * records.strides[2];
       const float value = float_of(record[MPK_SAMPLE_HIGHEST]);
       *highest = value > *highest ? value : *highest;
       for (uint32_t i = 0; i < record[MPK_SAMPLE_COUNT]; ++i) {
@@ -46,14 +46,11 @@ uint32_t join_frontiers(const mpk_operand& records, Entry* entries, float* highe
   return MPK_SAMPLE_FRONTIER;
 }
 
-int sample_weigh(const mpk_kernel_args* args) {
-  const uint32_t kept = reinterpret_cast<const mpk_sample_weigh_params*>(args->params)->kept;
-  const Row row = row_of(args, static_cast<uint32_t>(args->task->args[3]), kept);
-  if (row.mode != kFrontier) return MPK_OK;
+void weigh(const mpk_kernel_args* args, const Row& row, uint32_t sample) {
   Entry* frontier = reinterpret_cast<Entry*>(args->scratch);
   float highest = 0.0f;
-  const uint32_t count = join_frontiers(args->inputs[0], frontier, &highest);
-  const Columns columns(args, row, 1);
+  const uint32_t count = join_frontiers(args->inputs[0], sample, frontier, &highest);
+  const Columns columns(args, row, sample, 1);
 
   // Sums over the tokens between an entry and the one before it.
   uint32_t tokens[MPK_SAMPLE_FRONTIER + 1] = {};
@@ -69,7 +66,7 @@ int sample_weigh(const mpk_kernel_args* args) {
     tokens[before] += 1;
     weights[before] += w;
   }
-  uint32_t* record = reinterpret_cast<uint32_t*>(args->outputs[0].addr);
+  uint32_t* record = reinterpret_cast<uint32_t*>(args->outputs[0].addr) + uint64_t{sample} * args->outputs[0].strides[2];
   record[MPK_WEIGH_COUNT] = count;
   record[MPK_WEIGH_HIGHEST] = bits_of(highest);
   record[MPK_WEIGH_SUM] = static_cast<uint32_t>(all);
@@ -86,6 +83,15 @@ int sample_weigh(const mpk_kernel_args* args) {
     entry[3] = number;
     entry[4] = static_cast<uint32_t>(sum);
     entry[5] = static_cast<uint32_t>(sum >> 32);
+  }
+}
+
+int sample_weigh(const mpk_kernel_args* args) {
+  const uint32_t kept = reinterpret_cast<const mpk_sample_weigh_params*>(args->params)->kept;
+  const Samples samples(args);
+  for (uint32_t sample = 0; sample < samples.count; ++sample) {
+    const Row row = row_of(args, samples.first + sample, kept);
+    if (row.mode == kFrontier) weigh(args, row, sample);
   }
   return MPK_OK;
 }

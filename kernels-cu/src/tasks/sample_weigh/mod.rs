@@ -2,7 +2,7 @@
 //!
 //! Inputs: 0. `records` of `sample_partial`, of all ranks; 1. `logits` and 2. `counts`, the inputs of `sample_partial`.
 //! Output, split on dimension 0: u32 [slices, parts, samples, words] (`params.h` defines the words). Written only for
-//! requests whose filters need more than a list. One task per sample and part; `sample_family.rs` defines the arguments.
+//! requests whose filters need more than a list. One task per part and some samples; `sample_family.rs` defines the arguments.
 
 use crate::abi::{
     MPK_SAMPLE_FRONTIER, MPK_SAMPLE_WORDS, MPK_WEIGH_WORDS, mpk_sample_weigh_params, mpk_task_sample_weigh,
@@ -70,15 +70,15 @@ impl TaskType for SampleWeigh {
         Ok(ShardRule { inputs: vec![Need::Replicated, need, Need::AsIs], outputs: vec![slices] })
     }
 
-    fn partition(&self, op: &LocalOp<'_>, _target: &Target) -> Result<Partition, OpError> {
-        let (numbers, mut tasks) = part_tasks(op, 1)?;
+    fn partition(&self, op: &LocalOp<'_>, target: &Target) -> Result<Partition, OpError> {
+        let (numbers, mut tasks) = part_tasks(op, 1, target)?;
         let dims = &op.inputs[0].dims;
         let samples = op.inputs[1].dims[0] as u32;
         for task in &mut tasks {
-            let [part, _, _, sample, ..] = task.args.map(|a| a as u32);
-            task.reads.insert(0, Access::new(0, records_of(dims, sample)));
+            let [part, _, _, first, count, ..] = task.args.map(|a| a as u32);
+            task.reads.insert(0, Access::new(0, records_of(dims, first..first + count)));
             let region = Region::whole(&[1, numbers.parts, samples, MPK_WEIGH_WORDS]);
-            task.writes.push(Access::new(0, region.with(1, part, part + 1).with(2, sample, sample + 1)));
+            task.writes.push(Access::new(0, region.with(1, part, part + 1).with(2, first, first + count)));
         }
         let params = mpk_sample_weigh_params { kept: numbers.kept };
         let scratch_bytes = 16 * dims[0] * dims[1] * u64::from(MPK_SAMPLE_FRONTIER);

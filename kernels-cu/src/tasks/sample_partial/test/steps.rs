@@ -123,7 +123,9 @@ impl Step<'_> {
             rank: self.rank,
             world: self.world,
         };
-        let partition = contract.partition(&op, &Target::cpu(1)).unwrap();
+        // Tasks of several samples, their number different for each number of ranks.
+        let parts = self.attrs["parts"].as_u64().unwrap() as u32;
+        let partition = contract.partition(&op, &Target::cpu(parts * (1 + self.world))).unwrap();
         run_tasks(self.name, &partition, &op.outputs, &mut tensors, &[], self.batch)
     }
 }
