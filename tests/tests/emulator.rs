@@ -181,6 +181,75 @@ fn sampled_tokens_have_the_log_probabilities_of_the_cpu() {
     }
 }
 
+/// An nvcc that changes the sources before it compiles them: in each file, the first text becomes the second.
+fn changing(emulator: &Emulator, name: &str, changes: &[(&str, &str, &str)]) -> PathBuf {
+    let folder = emulator.folder.path().join(name);
+    fs::create_dir_all(folder.join("bin")).expect("a folder");
+    let mut script = "#!/bin/sh\nset -e\nif [ \"$1\" != --version ]; then\n".to_string();
+    for (file, from, to) in changes {
+        script += &format!("grep -q '{from}' {file}\nsed -i 's/{from}/{to}/' {file}\n");
+    }
+    script += &format!("fi\nexec {}/bin/nvcc \"$@\"\n", toolkit().display());
+    let path = folder.join("bin/nvcc");
+    fs::write(&path, script).expect("a script");
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("its mode");
+    folder
+}
+
+/// Every way to choose a token, of several samples a task. So it is with so little room that the candidates of a sample do not fit and
+/// that lists are found digit by digit. A wrong bound of the noise is seen.
+#[test]
+fn tokens_are_the_cpus_whatever_the_sampling() {
+    let Some(emulator) = Emulator::new() else { return };
+    let config = json!({
+        "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_size": 128, "intermediate_size": 256,
+        "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32,
+        "vocab_size": 9040, "max_position_embeddings": 128, "rms_norm_eps": 1e-6, "rope_theta": 10000.0,
+        "tie_word_embeddings": false, "hidden_act": "silu", "attention_bias": false, "dtype": "bfloat16",
+    });
+    let prompts: Vec<Vec<u64>> = (1..9).map(|i| vec![i * 11, i]).collect();
+    let model = ModelFile::random(config, 1)
+        .set("max_batch", 8)
+        .set("max_seq_len", 64)
+        .set("generate", json!({"prompt_tokens": prompts, "max_new_tokens": 3, "ignore_eos": true}));
+    let settings = [
+        "--temperature 0.8 --top-p 0.95",
+        "--temperature 0.02 --top-p 0.95",
+        "--temperature 0.8",
+        "--temperature 0.8 --top-k 20",
+        "--temperature 0.6 --top-k 20 --top-p 0.95",
+        "--temperature 3 --top-k 300",
+        "--temperature 3 --top-k 300 --top-p 0.9",
+        "--temperature 1 --min-p 0.1 --repetition-penalty 1.3",
+        "--temperature 100 --top-p 0.9",
+    ];
+    let arguments = |s: &'static str| -> Vec<&'static str> { s.split(' ').chain(["--seed", "5"]).collect() };
+    let cpu = settings.map(|s| on_cpu(&model, &arguments(s)).tokens());
+    let differing = |toolkit: &Path, times: usize| -> Vec<&str> {
+        let cache = tempfile::tempdir().expect("a temporary folder");
+        let tokens = |s| {
+            let job = Job::alone().arg(model.path()).args(arguments(s)).arg("--json");
+            let job = emulator.job(job, toolkit).env("MPK_CACHE_DIR", &cache.path().display().to_string());
+            job.run_beside_others().json().tokens()
+        };
+        let pairs = settings.into_iter().zip(&cpu).take(times);
+        pairs.filter(|(s, cpu)| tokens(*s) != **cpu).map(|(s, _)| s).collect()
+    };
+    assert_eq!(differing(&toolkit(), settings.len()), Vec::<&str>::new());
+    let partial = "src/tasks/sample_partial/gpu.cuh";
+    let small = [
+        (partial, "kPool = 1024", "kPool = 16"),
+        ("src/tasks/sample_partial/gpu_few.cuh", "kKeys = 320", "kKeys = 8"),
+    ];
+    assert_eq!(
+        differing(&changing(&emulator, "small", &small), settings.len()),
+        Vec::<&str>::new(),
+        "little room"
+    );
+    let wrong = changing(&emulator, "wrong", &[("src/tasks/sample_partial/noise.h", "110.212f", "107.0f")]);
+    assert_eq!(differing(&wrong, 1), settings[..1], "a wrong bound is not seen");
+}
+
 /// Two ranks whose kernels put through the hosts: frames in both directions, data before its signal, tokens exchanged.
 #[test]
 fn two_ranks_that_put_by_their_hosts_compute_the_cpus_tokens() {
@@ -296,19 +365,9 @@ fn operators_are_those_of_the_cpu_and_an_injected_error_is_seen() {
     let cpu = on_cpu(&model, &[]);
     assert_eq!(cpu.outputs.len(), 4);
     assert_eq!(differing(&emulator.run(&model, &[], &toolkit()), &cpu, ORDER), Vec::<String>::new());
-    // An nvcc that changes a line of the sources before it compiles them, so that the rows of samples are looked up at
-    // the wrong place.
-    let broken = emulator.folder.path().join("broken");
-    fs::create_dir_all(broken.join("bin")).expect("a folder");
-    let script = format!(
-        "#!/bin/sh\nset -e\nfile=src/gpu/linear_rows.cuh right='(gathered\\[row\\])' wrong='(gathered[row]) - row'\n\
-         if [ \"$1\" != --version ]; then grep -q \"$right\" $file; sed -i \"s/$right/$wrong/\" $file; fi\n\
-         exec {}/bin/nvcc \"$@\"\n",
-        toolkit().display()
-    );
-    let path = broken.join("bin/nvcc");
-    fs::write(&path, script).expect("a script");
-    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("its mode");
+    // The rows of samples are looked up at the wrong place.
+    let wrong = ("src/gpu/linear_rows.cuh", "(gathered\\[row\\])", "(gathered[row]) - row");
+    let broken = changing(&emulator, "broken", &[wrong]);
     assert_eq!(differing(&emulator.run(&model, &[], &broken), &cpu, ORDER), ["y_samples"]);
 }
 

@@ -174,7 +174,8 @@ impl Builder<'_> {
             of
         };
         let records = json!({"top_k": options.top_k, "slices": options.ranks, "tiles": options.argmax_tiles});
-        let partials = self.graph.op("argmax_partial", "argmax_partial", &[logits], with_sampling(attrs(records)));
+        let partials =
+            self.graph.op("argmax_partial", "argmax_partial", &[logits], with_sampling(attrs(records)));
         let (batch, top) = (u64::from(sizes.max_batch), u64::from(options.top_k.max(1)));
         let next_token = self.persistent("batch.next_token", DType::I32, vec![batch]);
         let best_token = match options.sampling {
@@ -194,7 +195,13 @@ impl Builder<'_> {
             Some(_) => json!({"top_k": options.top_k, "log_sum": true}),
             None => json!({"top_k": options.top_k}),
         };
-        self.graph.op_into("argmax_reduce", "argmax_reduce", &[partials], &outputs, with_sampling(attrs(best)));
+        self.graph.op_into(
+            "argmax_reduce",
+            "argmax_reduce",
+            &[partials],
+            &outputs,
+            with_sampling(attrs(best)),
+        );
         if let Some(drawn) = drawn {
             self.sample_rest(options, drawn, best_token, next_token);
         }
