@@ -100,3 +100,51 @@ fn join(sum: &Part, rows: &Part, input: u8) -> Option<Part> {
         tasks: tasks.collect::<Option<_>>()?,
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rows(first: u32) -> Region {
+        Region::whole(&[8, 4]).with(0, first, first + 4)
+    }
+
+    fn part(type_name: &str, params: Vec<u32>, tasks: Vec<TaskSpec>) -> Part {
+        Part { type_name: type_name.into(), params, rank_param: None, stacked: None, scratch_bytes: 0, tasks }
+    }
+
+    fn task(reads: &[Access], writes: &[Access], args: [i32; 8]) -> TaskSpec {
+        TaskSpec { reads: reads.into(), writes: writes.into(), args, cost: 1 }
+    }
+
+    /// Two operands of each task are numbered anew, and each sum finds the task with its rows, in whatever order they are.
+    #[test]
+    fn operands_parameters_and_arguments_follow_those_of_the_sum() {
+        let weight = Region::whole(&[4]);
+        let of_sum = |first: u32| {
+            let summands = [Access::new(0, rows(first)), Access::new(1, rows(first))];
+            task(&summands, &[Access::new(0, rows(first))], [first as i32, 0, 0, 0, 0, 0, 0, 0])
+        };
+        let of_rows = |first: u32| {
+            let reads = [Access::new(0, weight), Access::new(1, rows(first)), Access::new(2, weight)];
+            task(&reads, &[Access::new(0, rows(first))], [10 + first as i32, 20, 0, 0, 0, 0, 0, 0])
+        };
+        let sum = part(core_types::REDUCE, vec![2, 0, 0, 2], vec![of_sum(0), of_sum(4)]);
+        let step = part("step", vec![7, 8], vec![of_rows(4), of_rows(0)]);
+        let joined = join(&sum, &step, 1).expect("the tasks have the same rows");
+        assert_eq!(joined.type_name, core_types::REDUCE);
+        assert_eq!(joined.params, [2, 0, 0, 2 | SUM_FOLLOWED, 7, 8]);
+        for (task, first) in joined.tasks.iter().zip([0, 4]) {
+            let reads = [(0, rows(first)), (1, rows(first)), (2, weight), (3, weight)];
+            let expected = reads.map(|(operand, region)| Access::new(operand, region));
+            assert_eq!(task.reads[..], expected);
+            assert_eq!(task.writes[..], [Access::new(0, rows(first)), Access::new(1, rows(first))]);
+            assert_eq!(task.args, [first as i32, 10 + first as i32, 20, 0, 0, 0, 0, 0]);
+            assert_eq!(task.cost, 2);
+        }
+        // Another operand is the sum; other rows.
+        assert!(join(&sum, &step, 0).is_none());
+        let other = part("step", vec![], vec![of_rows(0), of_rows(2)]);
+        assert!(join(&sum, &other, 1).is_none());
+    }
+}
