@@ -2,7 +2,7 @@
 """Make tests/fixtures: small random checkpoints of each family, and the results of Hugging Face transformers for them.
 
     pip install torch transformers tokenizers safetensors
-    python3 scripts/make_fixtures.py            # all of them; or names: llama qwen2 qwen3 mistral tiny
+    python3 scripts/make_fixtures.py            # all of them; or names: llama qwen2 qwen3 yarn mistral tiny
 
 The reference reads the checkpoint back from disk and computes in float32 (eager attention, no cache) on a CPU.
 tests/fixtures/README.md describes expected.json.
@@ -116,6 +116,24 @@ def families():
             dtype=torch.bfloat16,
             max_shard_size="150KB",
             eos="list",
+        ),
+        # Prompts and answers are longer than the original context; the first pairs are kept, the last divided.
+        "yarn": dict(
+            config=Qwen3Config(
+                **shared(hidden_size=64, intermediate_size=93, num_hidden_layers=2, num_key_value_heads=2),
+                head_dim=32,
+                vocab_size=211,
+                tie_word_embeddings=False,
+                rope_parameters={
+                    "rope_type": "yarn",
+                    "rope_theta": 10000.0,
+                    "factor": 4.0,
+                    "original_max_position_embeddings": 64,
+                    "beta_fast": 8.0,
+                },
+            ),
+            dtype=torch.bfloat16,
+            eos="single",
         ),
         "mistral": dict(
             config=MistralConfig(
@@ -338,8 +356,8 @@ def report(name, requests, worst):
 def check_parts_matter(name, path, requests):
     """Fails if leaving out a part of the family's arithmetic would go unnoticed."""
     config = transformers.AutoConfig.from_pretrained(path)
-    if name in ("llama", "mistral"):  # llama: no scaling; mistral: another base
-        config.rope_parameters = {"rope_type": "default", "rope_theta": 10000.0 if name == "llama" else 20000.0}
+    if name in ("llama", "mistral", "yarn"):  # no scaling; mistral: another base
+        config.rope_parameters = {"rope_type": "default", "rope_theta": 20000.0 if name == "mistral" else 10000.0}
     model = AutoModelForCausalLM.from_pretrained(path, config=config, dtype=torch.float32).eval()
     for key, weight in model.named_parameters():
         if key.endswith("bias"):

@@ -38,6 +38,41 @@ def rope():
             64,
             500000.0,
         ),
+        # As Qwen3's model card recommends.
+        ("yarn", {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}, 128, 1000000.0),
+        (
+            "yarn with all fields",
+            {
+                "rope_type": "yarn",
+                "factor": 16.0,
+                "attention_factor": 0.75,
+                "beta_fast": 24.0,
+                "beta_slow": 2.0,
+                "truncate": False,
+                "original_max_position_embeddings": 2048,
+            },
+            64,
+            10000.0,
+        ),
+        (
+            "yarn with mscale",
+            {
+                "rope_type": "yarn",
+                "factor": 40.0,
+                "mscale": 0.707,
+                "mscale_all_dim": 1.0,
+                "original_max_position_embeddings": 4096,
+            },
+            64,
+            10000.0,
+        ),
+        # The first and the last pair of the blend are the same one.
+        (
+            "yarn with equal betas",
+            {"rope_type": "yarn", "factor": 8.0, "beta_fast": 2.0, "beta_slow": 2.0, "truncate": False},
+            64,
+            10000.0,
+        ),
     ]
     positions = [0, 1, 2, 7, 100, 1000, 4095]
     out = []

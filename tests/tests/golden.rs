@@ -88,6 +88,9 @@ golden! {
     qwen2_on_2_ranks: "qwen2", 2, covering_choices;
     qwen2_on_4_ranks: "qwen2", 4, covering_choices;
     qwen2_on_8_ranks: "qwen2", 8, covering_choices;
+    // bf16, q/k norm, positions past the original context of yarn.
+    yarn_on_1_rank: "yarn", 1, covering_choices;
+    yarn_on_2_ranks: "yarn", 2, covering_choices;
     // Trained weights.
     tiny_on_1_rank: "tiny", 1, covering_choices;
     tiny_on_2_ranks: "tiny", 2, covering_choices;

@@ -153,8 +153,8 @@ fn unsupported_models_are_refused_with_what_is_supported() {
         ("quantization_config", json!({"quant_method": "fp8"}), &["quantization_config"]),
         (
             "rope_parameters",
-            json!({"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e6}),
-            &["rope_type", "yarn"],
+            json!({"rope_type": "longrope", "factor": 4.0, "rope_theta": 1e6}),
+            &["rope_type", "longrope"],
         ),
         (
             "rope_parameters",

@@ -18,9 +18,11 @@ mod architecture;
 mod rope;
 #[cfg(test)]
 mod tests;
+mod yarn;
 
 pub use architecture::{Architecture, Defaults, Traits, refuse_in_any, sliding_window, some_layer_slides};
 pub use rope::{RopeConfig, RopeScaling, inverse_frequencies, rope_table};
+pub use yarn::Yarn;
 
 /// Element type of weights and of the activations between tasks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

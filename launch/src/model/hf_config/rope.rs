@@ -5,6 +5,7 @@
 //! and rounded. The only difference from transformers' own table is the last bit of its power function, which is at
 //! most about 6e-8 x position in the angle.
 
+use super::yarn::Yarn;
 use crate::model::{error::InputError, json::Fields};
 
 /// Rotary position embedding of all layers.
@@ -37,6 +38,8 @@ pub enum RopeScaling {
         /// Context length before the change.
         original_max_position_embeddings: u32,
     },
+    /// `rope_type` "yarn".
+    Yarn(Yarn),
 }
 
 impl RopeConfig {
@@ -106,17 +109,18 @@ impl RopeConfig {
                 None => Err(own.error(name, "missing")),
             }
         };
+        let original = || -> Result<u32, InputError> {
+            // As in transformers, the field outside `name` takes precedence, and the longest context is the default.
+            const ORIGINAL: &str = "original_max_position_embeddings";
+            match fields.u32(ORIGINAL)?.map_or_else(|| own.u32(ORIGINAL), |v| Ok(Some(v)))? {
+                Some(0) => Err(own.error(ORIGINAL, "must be at least 1")),
+                positions => Ok(positions.unwrap_or(max_positions)),
+            }
+        };
         let scaling = match own.str(type_name)?.unwrap_or("default") {
             "default" => RopeScaling::None,
             "linear" => RopeScaling::Linear { factor: factor("factor")? },
             "llama3" => {
-                // As in transformers, the field outside `name` takes precedence, and the longest context is the
-                // default.
-                const ORIGINAL: &str = "original_max_position_embeddings";
-                let original = match (fields.u32(ORIGINAL)?, own.u32(ORIGINAL)?) {
-                    (Some(v), _) | (None, Some(v)) => v,
-                    (None, None) => max_positions,
-                };
                 let low_freq_factor = factor("low_freq_factor")?;
                 let high_freq_factor = factor("high_freq_factor")?;
                 if high_freq_factor <= low_freq_factor {
@@ -127,21 +131,26 @@ impl RopeConfig {
                         ),
                     ));
                 }
-                if original == 0 {
-                    return Err(own.error(ORIGINAL, "must be at least 1"));
-                }
                 RopeScaling::Llama3 {
                     factor: factor("factor")?,
                     low_freq_factor,
                     high_freq_factor,
-                    original_max_position_embeddings: original,
+                    original_max_position_embeddings: original()?,
                 }
+            }
+            "yarn" => {
+                // Its logarithm is a divisor.
+                if theta <= 1.0 {
+                    let at = if own.get("rope_theta").is_some() { own } else { fields };
+                    return Err(at.error("rope_theta", format!("yarn needs more than 1, found {theta}")));
+                }
+                RopeScaling::Yarn(Yarn::read(own, factor("factor")?, original()?)?)
             }
             other => {
                 return Err(fields.unsupported(
                     &format!("{name}.{type_name}"),
                     format!("the rope type \"{other}\""),
-                    "supported are default, linear and llama3",
+                    "supported are default, linear, llama3 and yarn",
                 ));
             }
         };
@@ -152,20 +161,21 @@ impl RopeConfig {
 /// Radians per position for each of the `head_dim / 2` pairs of a head.
 pub fn inverse_frequencies(rope: &RopeConfig, head_dim: u32) -> Vec<f32> {
     let theta = f64::from(rope.theta as f32);
-    let mut frequencies: Vec<f32> = (0..head_dim / 2)
+    let powers: Vec<f32> = (0..head_dim / 2)
         .map(|i| {
             let exponent = (2 * i) as f32 / head_dim as f32;
-            1.0 / (theta.powf(f64::from(exponent)) as f32)
+            theta.powf(f64::from(exponent)) as f32
         })
         .collect();
-    match rope.scaling {
+    let mut frequencies: Vec<f32> = powers.iter().map(|power| 1.0 / power).collect();
+    match &rope.scaling {
         RopeScaling::None => {}
         RopeScaling::Linear { factor } => {
             for frequency in &mut frequencies {
-                *frequency /= factor as f32;
+                *frequency /= *factor as f32;
             }
         }
-        RopeScaling::Llama3 {
+        &RopeScaling::Llama3 {
             factor,
             low_freq_factor: low,
             high_freq_factor: high,
@@ -183,21 +193,26 @@ pub fn inverse_frequencies(rope: &RopeConfig, head_dim: u32) -> Vec<f32> {
                 }
             }
         }
+        RopeScaling::Yarn(yarn) => frequencies = yarn.frequencies(rope.theta, &powers),
     }
     frequencies
 }
 
-/// The table [positions, head_dim]. Row p holds the cosines, then the sines, of p x each frequency.
+/// The table [positions, head_dim]. Row p holds the cosines, then the sines, of p x each frequency. Yarn scales both.
 ///
 /// Elements i and i + head_dim/2 of a head form the pair that rotates by frequency i. The table must fit in memory:
 /// [`ModelJson::sizes`](crate::model::model_json::ModelJson::sizes) checks its size.
 pub fn rope_table(rope: &RopeConfig, head_dim: u32, positions: u32) -> Vec<f32> {
     let frequencies = inverse_frequencies(rope, head_dim);
+    let scale = match &rope.scaling {
+        RopeScaling::Yarn(yarn) => yarn.attention_factor as f32,
+        _ => 1.0,
+    };
     let mut table = Vec::with_capacity(positions as usize * 2 * frequencies.len());
     for position in 0..positions {
         let angles = frequencies.iter().map(|f| f64::from(position as f32 * f));
-        table.extend(angles.clone().map(|angle| angle.cos() as f32));
-        table.extend(angles.map(|angle| angle.sin() as f32));
+        table.extend(angles.clone().map(|angle| angle.cos() as f32 * scale));
+        table.extend(angles.map(|angle| angle.sin() as f32 * scale));
     }
     table
 }

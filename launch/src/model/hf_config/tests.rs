@@ -209,8 +209,25 @@ fn unsupported_configurations_are_refused() {
             &["`rope_parameters.partial_rotary_factor`", "0.25"],
         ),
         (
-            json!({"rope_scaling": {"type": "yarn", "factor": 4}}),
-            &["`rope_scaling.type`: the rope type \"yarn\" is", "llama3"],
+            json!({"rope_scaling": {"type": "longrope", "factor": 4}}),
+            &["`rope_scaling.type`: the rope type \"longrope\" is", "llama3"],
+        ),
+        (json!({"rope_scaling": {"type": "yarn"}}), &["`rope_scaling.factor`", "missing"]),
+        (
+            json!({"rope_scaling": {"type": "yarn", "factor": 4, "beta_fast": -1}}),
+            &["`rope_scaling.beta_fast`", "positive, found -1"],
+        ),
+        (
+            json!({"rope_scaling": {"type": "yarn", "factor": 4, "attention_factor": 0}}),
+            &["`rope_scaling.attention_factor`", "positive, found 0"],
+        ),
+        (
+            json!({"rope_theta": 1, "rope_scaling": {"type": "yarn", "factor": 4}}),
+            &["`rope_theta`: yarn needs more than 1, found 1"],
+        ),
+        (
+            json!({"rope_scaling": {"type": "yarn", "factor": 4, "original_max_position_embeddings": 0}}),
+            &["`rope_scaling.original_max_position_embeddings`", "at least 1"],
         ),
         (json!({"rope_parameters": {"rope_type": "longrope"}}), &["`rope_parameters.rope_type`", "longrope"]),
         (json!({"rope_scaling": {"rope_type": "dynamic", "factor": 2}}), &["dynamic"]),
@@ -329,6 +346,7 @@ proptest! {
             ".{0,8}".prop_map(|v| json!(v)), ".{0,8}".prop_map(|v| json!([v])),
             any::<f64>().prop_map(|v| json!({"type": "llama3", "factor": v, "low_freq_factor": 1,
                 "high_freq_factor": v, "original_max_position_embeddings": 8})),
+            any::<f64>().prop_map(|v| json!({"type": "yarn", "factor": v, "beta_fast": v})),
         ],
     ) {
         if let Ok(model) = parse(with(llama(), json!({name: value}))) {

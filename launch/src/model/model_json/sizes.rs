@@ -3,7 +3,8 @@
 use super::file::{
     DEFAULT_MAX_SEQ_LEN, DEFAULT_PAGE_SIZE, DEFAULT_PREFILL_CHUNK, DEFAULT_WIDE_PREFILL_CHUNK, ModelJson,
 };
-use crate::model::{error::InputError, hf_config::ModelConfig};
+use crate::model::error::InputError;
+use crate::model::hf_config::{ModelConfig, RopeScaling};
 use taskgraph::Target;
 
 /// Sizes of batch, sequence and KV cache of a run. All products that the runtime computes from them are known not to overflow.
@@ -84,9 +85,15 @@ impl ModelJson {
     /// Warns of a sequence longer than the model was trained for, or cut at its sliding window.
     fn warn(&self, config: &ModelConfig, sizes: &Sizes) {
         let (length, positions) = (sizes.max_seq_len, config.max_position_embeddings);
-        if length > positions {
+        let (longest, scaled) = match &config.rope.scaling {
+            RopeScaling::Yarn(yarn) if yarn.longest() > positions => {
+                (yarn.longest(), format!(", which yarn extends to {}", yarn.longest()))
+            }
+            _ => (positions, String::new()),
+        };
+        if length > longest {
             tracing::warn!(
-                "max_seq_len = {length} is more than the model's max_position_embeddings = {positions}"
+                "max_seq_len = {length} is more than the model's max_position_embeddings = {positions}{scaled}"
             );
         }
         if self.max_seq_len.is_none() && length < default_length(config) {
