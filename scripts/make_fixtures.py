@@ -2,7 +2,7 @@
 """Make tests/fixtures: small random checkpoints of each family, and the results of Hugging Face transformers for them.
 
     pip install torch transformers tokenizers safetensors
-    python3 scripts/make_fixtures.py            # all of them; or names: llama qwen2 qwen3 yarn mistral tiny
+    python3 scripts/make_fixtures.py            # all of them; or names: llama qwen2 qwen3 yarn mistral mistral-window qwen2-window tiny
 
 The reference reads the checkpoint back from disk and computes in float32 (eager attention, no cache) on a CPU.
 tests/fixtures/README.md describes expected.json.
@@ -146,6 +146,32 @@ def families():
             ),
             dtype=torch.float32,
             eos="config",
+        ),
+        # Windows that are no multiple of the pages' size, and several of which fit into the prompts.
+        "mistral-window": dict(
+            config=MistralConfig(
+                **shared(hidden_size=64, intermediate_size=93, num_hidden_layers=2, num_key_value_heads=4),
+                head_dim=16,
+                vocab_size=211,
+                tie_word_embeddings=False,
+                sliding_window=21,
+                rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+            ),
+            dtype=torch.float32,
+            eos="config",
+        ),
+        "qwen2-window": dict(
+            config=Qwen2Config(
+                **shared(hidden_size=64, intermediate_size=171, num_hidden_layers=3, num_key_value_heads=2),
+                vocab_size=203,
+                tie_word_embeddings=False,
+                use_sliding_window=True,
+                sliding_window=13,
+                max_window_layers=1,
+                rope_parameters={"rope_type": "default", "rope_theta": 1000000.0},
+            ),
+            dtype=torch.float16,
+            eos="single",
         ),
     }
 
@@ -356,6 +382,9 @@ def report(name, requests, worst):
 def check_parts_matter(name, path, requests):
     """Fails if leaving out a part of the family's arithmetic would go unnoticed."""
     config = transformers.AutoConfig.from_pretrained(path)
+    if name.endswith("-window"):
+        check_window_matters(name, config, path, requests)
+        return
     if name in ("llama", "mistral", "yarn"):  # no scaling; mistral: another base
         config.rope_parameters = {"rope_type": "default", "rope_theta": 20000.0 if name == "mistral" else 10000.0}
     model = AutoModelForCausalLM.from_pretrained(path, config=config, dtype=torch.float32).eval()
@@ -368,6 +397,22 @@ def check_parts_matter(name, path, requests):
         greedy(model, request["prompt_tokens"], NEW_TOKENS)["tokens"] == request["tokens"] for request in requests
     ]
     assert sum(same) <= 1, f"{name}: the expected tokens do not depend on the part that marks the family ({same})"
+
+
+def check_window_matters(name, config, path, requests):
+    """Fails if a model without the window, or with a window that is one position longer, would go unnoticed."""
+    window = config.sliding_window
+    long = [request for request in requests if len(request["prompt_tokens"]) > window]
+    for other in (10000, window + 1):
+        config.sliding_window = other
+        model = AutoModelForCausalLM.from_pretrained(
+            path, config=config, dtype=torch.float32, attn_implementation="eager"
+        ).eval()
+        found = [rounding(model, request["prompt_tokens"], request) for request in long]
+        errors, same = [round(error, 3) for error, _ in found], sum(same for _, same in found)
+        print(f"{name}: with a window of {other}, {same} of {len(long)} long requests have the same tokens; errors {errors}")
+        assert same == 0 or other == window + 1, f"{name}: the expected tokens do not depend on the window"
+        assert min(errors) > 2 * MAX_ROUNDING, f"{name}: the expected log-probabilities do not depend on the window"
 
 
 def make_family(name, spec, seed):

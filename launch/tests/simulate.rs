@@ -85,6 +85,13 @@ fn every_weight_is_read_once() {
     assert!((0.99..1.06).contains(&(got / f64::from(weights))), "{got} of {weights}");
     // Keys and values of 3 layers, 4 heads of 32.
     assert_eq!(read("200") - read("100"), 3 * 100 * 2 * 4 * 32 * 2);
+    // With a window of 128 in the last layer, that layer reads 28 positions more.
+    let mut document: Value = serde_json::from_slice(&std::fs::read(&model).unwrap()).unwrap();
+    document["config"]["use_sliding_window"] = json!(true);
+    document["config"]["sliding_window"] = json!(128);
+    document["config"]["max_window_layers"] = json!(2);
+    std::fs::write(&model, document.to_string()).unwrap();
+    assert_eq!(read("200") - read("100"), (2 * 100 + 28) * 2 * 4 * 32 * 2);
 }
 
 #[test]

@@ -251,6 +251,12 @@ pub trait TaskType: Debug + Send + Sync {
         &[]
     }
 
+    /// The number of a sequence's last positions that a row sees, by the parameters of a task; `None` if it sees all. The simulator
+    /// counts only their pages.
+    fn seen_positions(&self, _params: &[u32]) -> Option<u32> {
+        None
+    }
+
     /// Whether the kernel reads rows and packed weights together, step by step along k, and holds all sums meanwhile. Otherwise it
     /// first prepares its rows, and then multiplies and stores one tile of the weight after the other. Only the simulator asks.
     fn holds_sums(&self) -> bool {

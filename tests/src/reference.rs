@@ -62,8 +62,14 @@ pub fn rope_table(positions: usize, size: usize, theta: f64) -> Vec<f64> {
 }
 
 /// Causal attention of rows q | k | v at positions 0, 1, ...: optional rmsnorm of each query and key head, rope on
-/// halves, softmax of scaled products.
-pub fn attention(qkv: &[f64], heads: Heads, rope: &[f64], norms: Option<(&[f64], &[f64], f64)>) -> Vec<f64> {
+/// halves, softmax of scaled products. A row sees the last `window` rows, itself included; all without a window.
+pub fn attention(
+    qkv: &[f64],
+    heads: Heads,
+    rope: &[f64],
+    norms: Option<(&[f64], &[f64], f64)>,
+    window: Option<usize>,
+) -> Vec<f64> {
     let Heads { query, key_value, size } = heads;
     let width = (query + 2 * key_value) * size;
     let rows: Vec<&[f64]> = qkv.chunks_exact(width).collect();
@@ -81,10 +87,11 @@ pub fn attention(qkv: &[f64], heads: Heads, rope: &[f64], norms: Option<(&[f64],
     };
     let mut out = Vec::with_capacity(rows.len() * query * size);
     for row in 0..rows.len() {
+        let unseen = window.map_or(0, |window| (row + 1).saturating_sub(window));
         for h in 0..query {
             let kv = h * key_value / query;
             let q = turned(row, h * size, norms.map(|n| n.0));
-            let scores: Vec<f64> = (0..=row)
+            let scores: Vec<f64> = (unseen..=row)
                 .map(|p| {
                     let k = turned(p, (query + kv) * size, norms.map(|n| n.1));
                     q.iter().zip(&k).map(|(a, b)| a * b).sum::<f64>() / (size as f64).sqrt()
@@ -94,11 +101,9 @@ pub fn attention(qkv: &[f64], heads: Heads, rope: &[f64], norms: Option<(&[f64],
             let weights: Vec<f64> = scores.iter().map(|s| (s - largest).exp()).collect();
             let total: f64 = weights.iter().sum();
             let first = (query + key_value + kv) * size;
-            out.extend(
-                (0..size).map(|i| {
-                    weights.iter().zip(&rows).map(|(w, row)| w * row[first + i]).sum::<f64>() / total
-                }),
-            );
+            out.extend((0..size).map(|i| {
+                weights.iter().zip(&rows[unseen..]).map(|(w, row)| w * row[first + i]).sum::<f64>() / total
+            }));
         }
     }
     out
@@ -141,7 +146,7 @@ mod tests {
         let heads = Heads { query: 1, key_value: 1, size: 2 };
         let rope = [1.0, 0.0, 0.0, 1.0];
         let qkv = [1.0, 0.0, 1.0, 0.0, 5.0, 6.0, 0.0, 1.0, 0.0, 2.0, 7.0, 8.0];
-        let out = attention(&qkv, heads, &rope, None);
+        let out = attention(&qkv, heads, &rope, None, None);
         assert_eq!(out[..2], [5.0, 6.0]);
         // Row 1: q = (0, 1) rotated by 90 degrees is (-1, 0); its keys (1, 0) and (-2, 0) give -1 and 2 over sqrt(2).
         let (a, b) = ((-1.0 / 2f64.sqrt()).exp(), (2.0 / 2f64.sqrt()).exp());

@@ -68,6 +68,11 @@ macro_rules! golden {
 }
 
 golden! {
+    // Windows: prompts are up to six windows long.
+    mistral_with_a_window_on_1_rank: "mistral-window", 1, covering_choices;
+    mistral_with_a_window_on_2_ranks: "mistral-window", 2, covering_choices;
+    qwen2_with_windows_in_some_layers_on_1_rank: "qwen2-window", 1, covering_choices;
+    qwen2_with_windows_in_some_layers_on_2_ranks: "qwen2-window", 2, covering_choices;
     // bf16, q/k norm, tied embeddings, shards with an index.
     qwen3_on_1_rank: "qwen3", 1, all_choices;
     qwen3_on_2_ranks: "qwen3", 2, all_choices;
@@ -243,7 +248,7 @@ fn requests_in_reverse_order_give_the_same() {
 /// Prompts in chunks of a few rows or at once; pages of one position, or as long as the sequence.
 #[test]
 fn tokens_do_not_depend_on_chunks_and_pages() {
-    for name in ["qwen3", "mistral"] {
+    for name in ["qwen3", "mistral", "mistral-window", "qwen2-window"] {
         let fixture = Fixture::open(name);
         for chunk in [4, 7, 32, 512] {
             let model = fixture.model().set("runtime.prefill_chunk", chunk);
@@ -267,6 +272,8 @@ fn wide_products_give_the_same_tokens() {
         ("llama", 2, ("static", "one-shot"), 7),
         ("qwen3", 2, ("dynamic", "two-shot"), 4),
         ("mistral", 4, ("static", "two-shot"), 3),
+        ("mistral-window", 1, ("static", "copy-reduce"), 7),
+        ("qwen2-window", 2, ("dynamic", "one-shot"), 3),
     ] {
         let fixture = Fixture::open(name);
         let model = fixture.model().set("runtime.prefill_chunk", 300).set("runtime.workers", workers);

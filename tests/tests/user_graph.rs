@@ -202,7 +202,9 @@ fn attention_of(heads: Heads, ranks: &[u32]) {
         part(query * size, queries), part(key_value * size, key_values(size)), part(key_value * size, key_values(size))]});
     let cache_shard =
         json!({"dim": 1, "parts": [part(key_value, key_values(1)), part(key_value, key_values(1))]});
-    for (norm, splits) in [(false, 1), (true, 1), (false, 3), (true, 2)] {
+    for (norm, splits, window) in
+        [(false, 1, None), (true, 1, None), (false, 3, None), (true, 2, Some(6)), (false, 1, Some(1))]
+    {
         let mut tensors = vec![
             sharded(tensor("qkv", "input", "f32", &[rows, width], &qkv), qkv_shard.clone()),
             json!({"name": "cache", "kind": "persistent", "dtype": "f32", "shard": cache_shard,
@@ -218,10 +220,15 @@ fn attention_of(heads: Heads, ranks: &[u32]) {
             attrs["qk_norm"] = json!(true);
             attrs["eps"] = json!(1e-3);
         }
+        if let Some(window) = window {
+            attrs["window"] = json!(window);
+        }
         let model = graph(rows, &tensors, &[op("attention", &inputs, &["y", "cache"], attrs)]);
         let norms = norm.then_some((&q_norm[..], &k_norm[..], 1e-3));
-        let expected = reference::attention(&qkv, heads, &rope, norms);
-        let what = format!("attention of {key_value} key/value heads, norm {norm}, {splits} splits");
+        let expected = reference::attention(&qkv, heads, &rope, norms, window);
+        let what = format!(
+            "attention of {key_value} key/value heads, norm {norm}, {splits} splits, window {window:?}"
+        );
         check(&model, ranks, [rows, query * size], &expected, &what);
     }
 }
@@ -237,13 +244,15 @@ fn attention_of_several_sequences() {
     let qkv = values(22, rows * width);
     let rope: Vec<f64> =
         reference::rope_table(longest, size, 100.0).iter().map(|&v| f64::from(v as f32)).collect();
-    let mut expected = Vec::new();
-    let mut first = 0;
-    for length in lengths {
-        let of_sequence = &qkv[first * width..(first + length) * width];
-        expected.extend(reference::attention(of_sequence, heads, &rope, None));
-        first += length;
-    }
+    let expected = |window| {
+        let mut first = 0;
+        let of_lengths = lengths.into_iter().flat_map(|length| {
+            let of_sequence = &qkv[first * width..(first + length) * width];
+            first += length;
+            reference::attention(of_sequence, heads, &rope, None, window)
+        });
+        of_lengths.collect::<Vec<f64>>()
+    };
     let model = |active: usize, pages: usize, page: usize, attrs: &[(&str, Value)]| {
         let tensors = [
             tensor("qkv", "input", "f32", &[rows, width], &qkv),
@@ -259,10 +268,19 @@ fn attention_of_several_sequences() {
             .set("generate.prompt_tokens", json!(tokens))
     };
     for (page, pages) in [(4, 5 * 6), (16, 2 * 6 + 1)] {
-        for attrs in [&[("splits", json!(1))][..], &[("splits", json!(3))], &[("prefill", json!(true))]] {
+        for attrs in [
+            &[("splits", json!(1))][..],
+            &[("splits", json!(3))],
+            &[("prefill", json!(true))],
+            &[("splits", json!(2)), ("window", json!(5))],
+            &[("prefill", json!(true)), ("window", json!(7))],
+        ] {
             // One slot more than there are sequences in the second case.
             let active = if page == 4 { 6 } else { 7 };
             let what = format!("attention of several sequences, pages of {page}, {attrs:?}");
+            let window =
+                attrs.iter().find(|(name, _)| *name == "window").and_then(|(_, value)| value.as_u64());
+            let expected = expected(window.map(|window| window as usize));
             check(&model(active, pages, page, attrs), &[1], [rows, query * size], &expected, &what);
         }
     }
@@ -270,6 +288,15 @@ fn attention_of_several_sequences() {
         [(5, 30, "6 sequences with 35 tokens"), (6, 29, "29 KV pages of 4 do not hold")]
     {
         let refused = Job::new(1).arg(model(active, pages, 4, &[]).path()).run().expect(2);
+        assert!(refused.stderr.contains(problem), "{}", refused.stderr);
+    }
+    for (window, problem) in [
+        (json!(0), "attribute `window` must be at least 1"),
+        (json!(-1), "`window`"),
+        (json!(1.5), "`window`"),
+        (json!("4"), "`window`"),
+    ] {
+        let refused = Job::new(1).arg(model(6, 30, 4, &[("window", window)]).path()).run().expect(2);
         assert!(refused.stderr.contains(problem), "{}", refused.stderr);
     }
 }
@@ -299,7 +326,7 @@ fn a_norm_waits_for_the_slots_whose_rows_it_reads() {
     ];
     let graph = json!({"rows": rows, "active": 2, "tensors": tensors, "ops": ops, "outputs": ["y"]});
     let model = ModelFile::new(json!({"schema": "mpk-model/1", "graph": graph}));
-    let expected = reference::rmsnorm(&reference::attention(&qkv, heads, &rope, None), &weight, 1e-5);
+    let expected = reference::rmsnorm(&reference::attention(&qkv, heads, &rope, None, None), &weight, 1e-5);
     for placement in ["static", "dynamic"] {
         let held_up = ["--placement", placement, "--workers", "4", "--debug-stall", "0:0:300"];
         close(&outputs(&model, 1, &held_up)["y"], &expected, placement);

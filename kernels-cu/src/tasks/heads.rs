@@ -109,6 +109,17 @@ pub(crate) fn scale(attrs: &Attrs, head_dim: u64) -> Result<f64, OpError> {
     Ok(contract::attr_f64(attrs, "scale")?.unwrap_or((head_dim as f64).powf(-0.5)))
 }
 
+/// The number of positions that a query sees, its own included; 0 if it sees all.
+pub(crate) fn window(attrs: &Attrs) -> Result<u32, OpError> {
+    match contract::attr_u32(attrs, "window")? {
+        Some(0) => Err(OpError(
+            "attribute `window` must be at least 1, the query's own position; leave it out for no window"
+                .to_string(),
+        )),
+        window => Ok(window.unwrap_or(0)),
+    }
+}
+
 /// Rows and active slots of the graph. Each active slot must be able to have a row.
 pub(crate) fn rows_and_active(rows: u64, active: u32) -> Result<(u32, u32), OpError> {
     match u32::try_from(rows) {

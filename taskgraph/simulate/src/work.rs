@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use taskgraph::op_graph::Role;
-use taskgraph::task_graph::{Operand, Place, Task, core_types};
+use taskgraph::task_graph::{Operand, Place, Task, Variant, core_types};
 use taskgraph::{DType, Region, Registry, TaskGraph, Trust};
 
 /// The load of an iteration, which the graph alone does not say.
@@ -61,6 +61,8 @@ pub(crate) struct Costs<'a> {
     load: Load,
     /// The gathered inputs of each task type in use, and whether it holds all sums.
     types: HashMap<&'a str, (&'static [usize], bool)>,
+    /// For each variant, the number of a sequence's last positions that a row sees.
+    seen: Vec<u64>,
     /// What the tasks of each operator read of each cache together.
     caches: HashMap<(u32, u32), Together>,
     /// Where tasks hold all sums: the number of tasks with the same inputs. Each has a part of k.
@@ -96,7 +98,13 @@ impl<'a> Costs<'a> {
         for task in graph.tasks.iter().filter(|task| types.get(graph.type_name(task)).is_some_and(|t| t.1)) {
             *parts.entry(first_inputs(graph, task)).or_default() += 1;
         }
-        Costs { graph, load, types, caches, parts }
+        let seen_by = |variant: &Variant| {
+            let known =
+                graph.type_names.get(usize::from(variant.task_type)).and_then(|name| registry.get(name));
+            known.and_then(|task_type| task_type.seen_positions(&variant.params)).map_or(u64::MAX, u64::from)
+        };
+        let seen = graph.variants.iter().map(seen_by).collect();
+        Costs { graph, load, types, seen, caches, parts }
     }
 
     /// The work of one task.
@@ -106,6 +114,7 @@ impl<'a> Costs<'a> {
         let name = self.graph.type_name(task);
         work.nothing = inputs.is_empty() && outputs.is_empty();
         let (gathered, holds_sums) = self.types.get(name).copied().unwrap_or_default();
+        let seen = self.seen.get(task.variant as usize).copied().unwrap_or(u64::MAX);
         for output in outputs {
             match output.place {
                 // An append to a cache is small compared with what is read.
@@ -117,7 +126,7 @@ impl<'a> Costs<'a> {
         for (index, input) in inputs.iter().enumerate() {
             let tensor = &self.graph.tensors[input.tensor as usize];
             let is_constant = matches!(tensor.role, Role::Weight { .. } | Role::Constant);
-            if let Some(bytes) = self.paged(task.op, input) {
+            if let Some(bytes) = self.paged(task.op, input, seen) {
                 work.pages += bytes;
                 work.indirect = true;
             } else if gathered.contains(&index) && !is_constant {
@@ -172,8 +181,8 @@ impl<'a> Costs<'a> {
         (bytes * share.0).div_ceil(share.1.max(1))
     }
 
-    /// The bytes of cache pages that the access stands for; none if it is no access to a cache.
-    fn paged(&self, op: u32, operand: &Operand) -> Option<u64> {
+    /// The bytes of cache pages that the access stands for, if rows see the last `seen` positions; none if it is no access to a cache.
+    fn paged(&self, op: u32, operand: &Operand, seen: u64) -> Option<u64> {
         if !is_paged(operand) {
             return None;
         }
@@ -186,7 +195,7 @@ impl<'a> Costs<'a> {
             return Some(0);
         }
         let together = self.caches.get(&(op, operand.tensor)).copied().unwrap_or_default();
-        let context = u64::from(self.load.context);
+        let context = u64::from(self.load.context).min(seen);
         let a_token = tensor.bytes as f64 / positions.max(1) as f64;
         if operand.trust == Some(Trust::PagesOfRows) {
             // All slots' tokens, divided among the operator's tasks.

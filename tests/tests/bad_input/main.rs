@@ -175,14 +175,6 @@ fn unsupported_models_are_refused_with_what_is_supported() {
     ] {
         model_refused(name, &config_with(name, value), words);
     }
-    // A window is accepted if no sequence is longer.
-    let mut config =
-        mpk_tests::model_file::read_json(&mpk_tests::folders::model_folder("mistral").join("config.json"));
-    config["sliding_window"] = json!(32);
-    let model = ModelFile::random(config.clone(), 1).set("max_seq_len", 33);
-    model_refused_on_all_ranks("sliding window", &model, &["max_seq_len", "window"]);
-    // By default the window cuts the length, and the log says so once.
-    let cut = ModelFile::random(config, 1);
     let warned = |model: &ModelFile, more: &[&str]| {
         let job =
             Job::alone().arg(model.path()).args(["--prompt-tokens", "1", "--max-new-tokens", "1"]).args(more);
@@ -194,12 +186,6 @@ fn unsupported_models_are_refused_with_what_is_supported() {
             .map(String::from)
             .collect::<Vec<_>>()
     };
-    let found = warned(&cut, &[]);
-    assert!(
-        matches!(&found[..], [one] if one.contains("max_seq_len is 32") && one.contains("window")),
-        "{found:?}"
-    );
-    assert_eq!(warned(&cut, &["--max-seq-len", "16"]), [""; 0]);
     let long = warned(&ModelFile::of_fixture("qwen3"), &["--max-seq-len", "1100"]);
     assert!(matches!(&long[..], [one] if one.contains("max_position_embeddings")), "once: {long:?}");
 }

@@ -1,7 +1,7 @@
 //! How many tasks an attention operator becomes: splits, heads of a task and slots of a task.
 
 use crate::tasks::contract;
-use crate::tasks::heads::{Heads, MAX_SPLITS};
+use crate::tasks::heads::{Heads, MAX_SPLITS, window};
 use taskgraph::task_type::{LocalOp, OpError};
 use taskgraph::{Backend, Knob, Target};
 
@@ -52,6 +52,15 @@ const MAX_SLOTS: u32 = 4;
 /// soon costs more than idle workers. They also determine how much memory the activations need.
 const PARTIAL_BYTES: u64 = 256 << 20;
 
+/// The positions that a query sees in the longest sequence.
+pub(super) fn most_keys(op: &LocalOp<'_>) -> Result<u64, OpError> {
+    let max_seq_len = op.inputs[2].dims[0];
+    Ok(match window(op.global.attrs)? {
+        0 => max_seq_len,
+        window => max_seq_len.min(window.into()),
+    })
+}
+
 /// The number of splits of this operator, the same on every rank of the world.
 pub(super) fn splits(op: &LocalOp<'_>, target: &Target) -> Result<u32, OpError> {
     if let Some(splits) = contract::attr_u32(op.global.attrs, "splits")? {
@@ -68,9 +77,10 @@ pub(super) fn splits(op: &LocalOp<'_>, target: &Target) -> Result<u32, OpError> 
         most_partial = most_partial.max(op.outputs[0].dims[0] * heads.num_queries() * heads.head_dim * 4);
     }
     let tasks = fewest.max(1) * u64::from(op.global.capacity.active.max(1));
-    let (max_seq_len, page_size) = (op.inputs[2].dims[0], op.inputs[1].dims[2].max(1));
-    let most =
-        max_seq_len.div_ceil(page_size.max(target.tuned(&SPLIT_POSITIONS))).clamp(1, u64::from(MAX_SPLITS));
+    let page_size = op.inputs[1].dims[2].max(1);
+    let most = most_keys(op)?
+        .div_ceil(page_size.max(target.tuned(&SPLIT_POSITIONS)))
+        .clamp(1, u64::from(MAX_SPLITS));
     let most = most.min(PARTIAL_BYTES / most_partial).max(1);
     // No more tasks than workers, because a second round would take as long as the first.
     Ok((u64::from(target.workers) / tasks).clamp(1, most) as u32)

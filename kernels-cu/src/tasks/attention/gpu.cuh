@@ -24,7 +24,7 @@
 namespace mpk {
 namespace gpu {
 
-template <uint32_t Dtype, uint32_t Dim, uint32_t PageSize, bool QkNorm, bool Partial, bool Streamed = false, uint32_t Heads = 1>
+template <uint32_t Dtype, uint32_t Dim, uint32_t PageSize, bool QkNorm, bool Partial, bool Streamed = false, uint32_t Heads = 1, bool Window = false>
 struct Attention : TaskCode {
   using Share = attention::Share<Dtype, Dim, PageSize>;
   using Element = typename Share::Element;
@@ -81,23 +81,23 @@ struct Attention : TaskCode {
   }
 
  private:
-  using OfStages = attention::StreamedTile<Dtype, Dim, PageSize, Heads>;
+  using OfStages = attention::StreamedTile<Dtype, Dim, PageSize, Heads, Window>;
   static constexpr bool kStreams = Streamed && OfStages::kPossible;
   /* Tasks of one head have one slot: the graph builder gives tasks more heads first. */
   static constexpr bool kOneSlot = Heads == 1;
 
   /* `first`: the task has not waited for its events. `next`: the active slot after this one, if there is one. */
   static __device__ __forceinline__ int attend_slot(Context& context, Share& share, bool first, uint32_t next) {
-    if constexpr (Dtype == MPK_F32) return attend_all<attention::FmaTile<Dim, PageSize>>(context, share, first);
+    if constexpr (Dtype == MPK_F32) return attend_all<attention::FmaTile<Dim, PageSize, Window>>(context, share, first);
     else {
       static_assert(OfStages::kQueries == 8, "a task that is not streamed has more queries than a streamed one");
       if constexpr (kTwoTiles) {
-        if (share.queries > 8) return attend_all<attention::MmaTile<Dtype, Dim, PageSize, 2>>(context, share, first);
+        if (share.queries > 8) return attend_all<attention::MmaTile<Dtype, Dim, PageSize, 2, Window>>(context, share, first);
       }
       if constexpr (kStreams) {
         if (kTwoTiles || OfStages::streams(share.queries)) return attend<OfStages, Heads>(context, share, first, next);
       }
-      if constexpr (!kStreams || !kTwoTiles) return attend_all<attention::MmaTile<Dtype, Dim, PageSize, 1>>(context, share, first);
+      if constexpr (!kStreams || !kTwoTiles) return attend_all<attention::MmaTile<Dtype, Dim, PageSize, 1, Window>>(context, share, first);
     }
   }
 
@@ -115,7 +115,8 @@ struct Attention : TaskCode {
       return true;
     const uint32_t split = static_cast<uint32_t>(args[2]);
     const uint32_t splits = reinterpret_cast<const mpk_attention_params*>(slot.params)->splits;
-    uint32_t first = pages * split / splits * PageSize, end = pages * (split + 1) / splits * PageSize;
+    const uint32_t skipped = skipped_pages(numbers.context, reinterpret_cast<const mpk_attention_params*>(slot.params)->window), seen = pages - skipped;
+    uint32_t first = (skipped + seen * split / splits) * PageSize, end = (skipped + seen * (split + 1) / splits) * PageSize;
     if (end > numbers.context) end = numbers.context;
     if (end <= first) return true;
     if (loader.prefetches()) {
@@ -148,6 +149,11 @@ struct Attention : TaskCode {
     return true;
   }
 
+  /* Pages that no row sees, if the first one is at `position`. */
+  static __device__ __forceinline__ uint32_t skipped_pages(uint32_t position, uint32_t window) {
+    return !Window || position < window ? 0 : (position - window + 1) / PageSize;
+  }
+
   enum : int { kFound, kNothing, kImpossible };
 
   /* The work area: shares, kept rows, queries, results. */
@@ -164,7 +170,7 @@ struct Attention : TaskCode {
   /* Whether there are tiles of 16 queries. Only 2-byte types have them; for others MmaTile must not be instantiated. */
   static constexpr bool kTwoTiles = [] {
     if constexpr (Dtype == MPK_F32 || Dim > 128) return false;
-    else return kFits<attention::MmaTile<Dtype, Dim, PageSize, 2>>;
+    else return kFits<attention::MmaTile<Dtype, Dim, PageSize, 2, Window>>;
   }();
 
   static __device__ __forceinline__ int find(Context& context, uint32_t active, Share& share) {
@@ -196,8 +202,10 @@ struct Attention : TaskCode {
         pages > pages_per_slot || total > context.input(4).dims[0])
       return kImpossible;
     const uint32_t split = static_cast<uint32_t>(args[2]);
-    share.first = pages * split / params.splits * PageSize;
-    share.last = pages * (split + 1) / params.splits * PageSize;
+    const uint32_t skipped = skipped_pages(share.context, params.window), seen = pages - skipped;
+    share.first = (skipped + seen * split / params.splits) * PageSize;
+    share.last = (skipped + seen * (split + 1) / params.splits) * PageSize;
+    if constexpr (Window) share.window = params.window;
     if (share.last > total) share.last = total;
     share.first_new = share.first > share.context ? share.first : share.context;
     share.num_new = share.last > share.first_new ? share.last - share.first_new : 0;
@@ -277,7 +285,8 @@ struct Attention : TaskCode {
     const uint32_t group_warps = Joined > 1 ? kWarps : 1u << shift, groups = kWarps / group_warps;
     const uint32_t group = context.warp % kWarps / group_warps, member = context.warp % group_warps;
     const float eps = context.params<mpk_attention_params>().eps;
-    const uint32_t begin = share.first + member * Tile::kKeys, step = group_warps * Tile::kKeys;
+    const uint32_t step = group_warps * Tile::kKeys;
+    uint32_t begin = share.first + member * Tile::kKeys;
 
     attention::Rows<Dtype, Dim, PageSize, QkNorm, Joined> rows(share);
     queries += context.warp / kWarps * Tile::kQueryElements;
@@ -292,6 +301,10 @@ struct Attention : TaskCode {
       const uint32_t after = first_query + Tile::kQueries < share.queries ? first_query + Tile::kQueries : share.queries;
       const uint32_t last = first_query < share.queries ? share.keys_of(after - 1, share.last) : 0;
       tile.start(queries + group * Tile::kQueryElements, first_query, last);
+      if constexpr (Window) { /* steps before the tile's window */
+        const uint32_t from = share.first_key(first_query);
+        begin = share.first + member * Tile::kKeys + (from > share.first ? (from - share.first) / step * step : 0);
+      }
       tile.fetch(begin, pass == 0 && share.context < last ? share.context : last);
       if (pass == 0) {
         /* If slots, or heads, are computed one after the other, only the first one waits. */

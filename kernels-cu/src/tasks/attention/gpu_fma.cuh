@@ -8,7 +8,7 @@ namespace mpk {
 namespace gpu {
 namespace attention {
 
-template <uint32_t Dim, uint32_t PageSize>
+template <uint32_t Dim, uint32_t PageSize, bool Window>
 class FmaTile {
   using Shares = Share<MPK_F32, Dim, PageSize>;
   static constexpr uint32_t kLaneDims = (Dim + 31) / 32;
@@ -30,6 +30,7 @@ class FmaTile {
 #pragma unroll
     for (uint32_t q = 0; q < kQueries; ++q) {
       limit_[q] = share_.keys_of(first_query + q, last);
+      if constexpr (Window) from_[q] = share_.first_key(first_query + q);
       max_[q] = -INFINITY;
       sum_[q] = 0.0f;
 #pragma unroll
@@ -87,7 +88,7 @@ class FmaTile {
     }
 #pragma unroll
     for (uint32_t q = 0; q < kQueries; ++q) {
-      const float score = begin + lane_ < limit_[q] ? s[q] * share_.scale : -INFINITY;
+      const float score = begin + lane_ < limit_[q] && (!Window || begin + lane_ >= from_[q]) ? s[q] * share_.scale : -INFINITY;
       float highest = score;
 #pragma unroll
       for (uint32_t x = 1; x < 32; x *= 2) highest = fmaxf(highest, __shfl_xor_sync(0xFFFFFFFFu, highest, x));
@@ -124,6 +125,7 @@ class FmaTile {
   const float* queries_ = nullptr;
   uint32_t last_ = 0;
   uint32_t limit_[kQueries];
+  uint32_t from_[kQueries]; /* only with a window */
   float max_[kQueries], sum_[kQueries];
   float out_[kQueries][kLaneDims];
 };

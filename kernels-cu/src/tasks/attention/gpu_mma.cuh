@@ -59,7 +59,7 @@ __device__ __forceinline__ float fast_exp(float x) {
   return y;
 }
 
-template <uint32_t Dtype, uint32_t Dim, uint32_t PageSize, uint32_t NT>
+template <uint32_t Dtype, uint32_t Dim, uint32_t PageSize, uint32_t NT, bool Window>
 class MmaTile {
   using Shares = Share<Dtype, Dim, PageSize>;
   using Element = typename Shares::Element;
@@ -179,9 +179,11 @@ class MmaTile {
  protected:
   /* Resets the state to no keys. */
   __device__ __forceinline__ void clear() {
+    if constexpr (Window) all_from_ = share_.first_key(first_query_ + kQueries - 1);
 #pragma unroll
     for (uint32_t n = 0; n < NT; ++n) {
       limit_[n] = share_.keys_of(first_query_ + 8 * n + g_, last_);
+      if constexpr (Window) from_[n] = share_.first_key(first_query_ + 8 * n + g_);
       max_[n] = -INFINITY;
       sum_[n] = 0.0f;
     }
@@ -296,7 +298,7 @@ class MmaTile {
 
   /* Turns scores into exp(score - maximum so far), and rescales the sums made under the old maximum. */
   __device__ __forceinline__ void probabilities(uint32_t begin, uint32_t all_see, float (&s)[2][4]) {
-    const bool masked = begin + kKeys > all_see;
+    const bool masked = begin + kKeys > all_see || (Window && begin < all_from_);
     float factor[NT];
     bool changed = false;
 #pragma unroll
@@ -306,7 +308,7 @@ class MmaTile {
 #pragma unroll
         for (uint32_t e = 0; e < 2; ++e) {
           s[j][2 * n + e] *= share_.scale;
-          if (masked && begin + 8 * j + 2 * t_ + e >= limit_[n]) s[j][2 * n + e] = -INFINITY;
+          if (masked && (begin + 8 * j + 2 * t_ + e >= limit_[n] || (Window && begin + 8 * j + 2 * t_ + e < from_[n]))) s[j][2 * n + e] = -INFINITY;
         }
       float highest = fmaxf(fmaxf(s[0][2 * n], s[0][2 * n + 1]), fmaxf(s[1][2 * n], s[1][2 * n + 1]));
       highest = fmaxf(highest, __shfl_xor_sync(0xFFFFFFFFu, highest, 1));
@@ -372,6 +374,7 @@ class MmaTile {
   uint32_t first_query_ = 0, last_ = 0, row_ = kNoRow;
   /* For query 8n + g; the sum covers only this lane's keys. */
   uint32_t limit_[NT];
+  uint32_t from_[NT], all_from_; /* only with a window: the first keys of these queries, and of the tile's last one */
   float max_[NT], sum_[NT];
   float out_[kValueChunks * 4][NT][4];
   uint4 keys_[2][kKeyChunks];

@@ -43,6 +43,7 @@ struct alignas(16) Share {
   uint32_t first, last;                              /* positions of the share */
   uint32_t first_new, num_new;                       /* new positions in it */
   float scale;
+  uint32_t window; /* positions that a query sees; only tasks with a window have it */
 
   static constexpr uint32_t kShareBytes = 1024; /* of all warps */
   static constexpr uint32_t kKeptBytes = 2 * kKeptRows * kPadded * sizeof(Element); /* of a head */
@@ -55,6 +56,12 @@ struct alignas(16) Share {
   __device__ __forceinline__ uint32_t keys_of(uint32_t query, uint32_t end) const {
     const uint32_t limit = position_of(query) + 1;
     return limit < end ? limit : end;
+  }
+
+  /* The first position that a query sees. */
+  __device__ __forceinline__ uint32_t first_key(uint32_t query) const {
+    const uint32_t position = position_of(query);
+    return position < window ? 0 : position - window + 1;
   }
 
   /* The page of `position`, or an invalid page from `limit` on. Separate from row_in, so that time may pass between

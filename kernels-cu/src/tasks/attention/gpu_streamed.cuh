@@ -15,9 +15,9 @@ namespace mpk {
 namespace gpu {
 namespace attention {
 
-template <uint32_t Dtype, uint32_t Dim, uint32_t PageSize, uint32_t Heads>
-class StreamedTile : public MmaTile<Dtype, Dim, PageSize, 1> {
-  using Base = MmaTile<Dtype, Dim, PageSize, 1>;
+template <uint32_t Dtype, uint32_t Dim, uint32_t PageSize, uint32_t Heads, bool Window>
+class StreamedTile : public MmaTile<Dtype, Dim, PageSize, 1, Window> {
+  using Base = MmaTile<Dtype, Dim, PageSize, 1, Window>;
   using Shares = Share<Dtype, Dim, PageSize>;
   using Element = typename Shares::Element;
   static constexpr uint32_t kRowBytes = Dim * sizeof(Element);

@@ -18,7 +18,7 @@ class Attention : SlotAttention<T> {
 
  public:
   explicit Attention(const mpk_kernel_args* args)
-      : Base(args, args->inputs[3], params_of(args).head_dim, params_of(args).scale), params_(params_of(args)) {}
+      : Base(args, args->inputs[3], params_of(args).head_dim, params_of(args).scale, params_of(args).window), params_(params_of(args)) {}
 
   int run() {
     const int32_t* a = args_->task->args;
@@ -41,9 +41,10 @@ class Attention : SlotAttention<T> {
     const uint32_t total = context_ + rows_;
     if (!fits || first_row_ + rows_ > args_->inputs[0].dims[0] || total > args_->inputs[4].dims[0]) return MPK_ABORT_KERNEL;
     const uint32_t pages = (total + page_size_ - 1) / page_size_;
-    const uint64_t splits = params_.splits;
-    share_first_ = static_cast<uint32_t>(pages * uint64_t{split_} / splits) * page_size_;
-    share_last_ = static_cast<uint32_t>(pages * (uint64_t{split_} + 1) / splits) * page_size_;
+    const uint32_t skipped = this->first_key(context_) / page_size_; // pages that no row sees
+    const uint64_t splits = params_.splits, seen = pages - skipped;
+    share_first_ = (skipped + static_cast<uint32_t>(seen * split_ / splits)) * page_size_;
+    share_last_ = (skipped + static_cast<uint32_t>(seen * (uint64_t{split_} + 1) / splits)) * page_size_;
     if (share_last_ > total) share_last_ = total;
     if (!this->has_pages(share_first_, share_last_)) return MPK_ABORT_KERNEL;
 

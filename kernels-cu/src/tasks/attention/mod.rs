@@ -15,13 +15,16 @@
 //! input 1.
 //!
 //! Attributes: `heads`, `kv_heads`, `head_dim` (even), `qk_norm` (default false), `eps` (with `qk_norm`), `scale`
-//! (default head_dim^-0.5), `splits` and `prefill` (default by the target).
+//! (default head_dim^-0.5), `splits` and `prefill` (default by the target), `window` (default none).
+//!
+//! With `window` w, a query at position p sees the keys at max(0, p - w + 1) to p. Pages before the window stay allocated; they are not
+//! read. The cache's regions are those of the whole slot.
 //!
 //! # Tasks and regions
 //! There is one task per active slot a, local key-value head h and split i. On GPUs a task may also cover the heads after h
 //! (`attention.kv_heads`), and several slots: a, a + d, a + 2d ... (`attention.slots`). Arguments: `[a, h, i, splits, first local
-//! query head, query heads of each key-value head, slots, d]`. A slot's positions (context and new tokens) are cut into `splits`
-//! shares of whole pages. The rows of an active slot are known only at run time; those of different slots are disjoint. In regions, "the rows of active slot a" are represented by the
+//! query head, query heads of each key-value head, slots, d]`. A slot's positions (context and new tokens, without pages that no row
+//! sees) are cut into `splits` shares of whole pages. The rows of an active slot are known only at run time; those of different slots are disjoint. In regions, "the rows of active slot a" are represented by the
 //! slot's *row share* ([`row_share`]): the rows R a/A .. R (a+1)/A of R rows, for A active slots. Writers of a slot's rows name
 //! the row share with [`taskgraph::Trust::RowsOfSlot`] and see the whole tensor. Rows that another operator names may belong to
 //! any slot. A task reads and writes the region `[a, h, i]` of the cache, in `kv_region_dims`.
@@ -46,7 +49,7 @@ use crate::abi::{mpk_attention_params, mpk_operand, mpk_task_attention, params_w
 use crate::registry::{GpuSite, Registration};
 use crate::tasks::attention_prefill;
 use crate::tasks::contract;
-use crate::tasks::heads::{Heads, rows_and_active, scale, scratch_bytes};
+use crate::tasks::heads::{Heads, rows_and_active, scale, scratch_bytes, window};
 use crate::tasks::operand::gpu_float;
 use division::{
     KV_HEADS, MAX_KV_HEADS, SLOTS, SPLIT_POSITIONS, STREAMED_SLOTS, kv_heads_of_task, slots_of_task,
@@ -114,10 +117,11 @@ fn gpu(site: &GpuSite<'_>) -> Result<String, String> {
     if !kv_heads.is_power_of_two() || kv_heads > MAX_KV_HEADS {
         return Err(format!("tasks of {kv_heads} key-value heads; the GPU code takes 1, 2, 4 or 8"));
     }
-    let streamed = match (params.streamed != 0, kv_heads) {
-        (false, 1) => String::new(),
-        (true, 1) => ", true".to_string(),
-        (streamed, _) => format!(", {streamed}, {kv_heads}"),
+    let streamed = match (params.streamed != 0, kv_heads, params.window) {
+        (false, 1, 0) => String::new(),
+        (true, 1, 0) => ", true".to_string(),
+        (streamed, _, 0) => format!(", {streamed}, {kv_heads}"),
+        (streamed, ..) => format!(", {streamed}, {kv_heads}, true"),
     };
     Ok(format!("mpk::gpu::Attention<{act}, {dim}, {page_size}, {qk_norm}, {partial}{streamed}>"))
 }
@@ -131,6 +135,7 @@ const ATTRIBUTES: &[Attribute] = &[
     Attribute::new("eps", AttributeKind::Number),
     Attribute::new("scale", AttributeKind::Number),
     Attribute::new("prefill", AttributeKind::Bool),
+    Attribute::new("window", AttributeKind::Whole),
 ];
 
 /// Contract of `attention`.
@@ -196,6 +201,7 @@ impl TaskType for Attention {
             contract::dtype(norm, qkv.ty.dtype)?;
         }
         scale(op.attrs, heads.head_dim)?;
+        window(op.attrs)?;
         attention_prefill::wish(op.attrs)?;
         if qk_norm && contract::attr_f64(op.attrs, "eps")?.is_none() {
             return Err(OpError("attribute `eps` must be given with `qk_norm`".to_string()));
@@ -281,6 +287,11 @@ impl TaskType for Attention {
         }))
     }
 
+    fn seen_positions(&self, params: &[u32]) -> Option<u32> {
+        let window = std::mem::offset_of!(mpk_attention_params, window) / 4;
+        params.get(window).copied().filter(|&window| window != 0)
+    }
+
     fn partition(&self, op: &LocalOp<'_>, target: &Target) -> Result<Partition, OpError> {
         let attrs = op.global.attrs;
         let heads = Heads::local(attrs, op.global.inputs[0].sharding, op.rank, op.world)?;
@@ -305,6 +316,7 @@ impl TaskType for Attention {
             scale: scale as f32,
             streamed: u32::from(u64::from(active) >= target.tuned(&STREAMED_SLOTS)),
             kv_heads,
+            window: window(attrs)?,
         };
         let qkv = |first: u64, count: u64| {
             Region::whole(&[rows, 0]).with(1, (first * dim) as u32, ((first + count) * dim) as u32)
@@ -318,7 +330,7 @@ impl TaskType for Attention {
         // Tasks of a head: each has the slots that are `groups` apart.
         let groups = active.div_ceil(slots_of_task(&heads, active, kv_heads, target));
         let several = groups < active;
-        let cost = together * op.inputs[2].dims[0] * dim * bytes / u64::from(splits);
+        let cost = together * division::most_keys(op)? * dim * bytes / u64::from(splits);
         let mut tasks =
             Vec::with_capacity((u64::from(groups) * key_values / together * u64::from(splits)) as usize);
         for a in 0..groups {
@@ -404,3 +416,5 @@ mod reference;
 mod test;
 #[cfg(test)]
 mod test_case;
+#[cfg(test)]
+mod window_test;

@@ -13,6 +13,7 @@ typedef struct mpk_attention_params {
   float scale;       /* of the scores */
   uint32_t streamed; /* 1: on GPUs the loader brings keys and values of earlier iterations, if the cache's form allows it */
   uint32_t kv_heads; /* key-value heads per task; on GPUs a power of two up to 8 */
+  uint32_t window;   /* positions that a query sees, its own included; 0: all */
 } mpk_attention_params;
 
 #endif

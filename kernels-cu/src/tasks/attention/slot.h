@@ -4,7 +4,8 @@
 // The arithmetic of a (row, query head) depends only on its position, the start of the share and the
 // cache: keys are taken in blocks that end at multiples of BLOCK positions, each score is one dot product of 16
 // lane sums in fixed order, and each output element is one chain over the keys. Neither the number of rows in
-// the iteration nor the tile that computes them changes a bit.
+// the iteration nor the tile that computes them changes a bit. With a window, a query's blocks are the same as without; it
+// leaves out those that it does not see, and the keys before its window in the first one.
 #pragma once
 
 #include "cpu/simd.h"
@@ -63,8 +64,8 @@ class SlotAttention {
  protected:
   using Element = typename T::Element;
 
-  SlotAttention(const mpk_kernel_args* args, const mpk_operand& cache, uint32_t dim, float scale)
-      : args_(args), dim_(dim), padded_((dim + 15) / 16 * 16), scale_(scale) {
+  SlotAttention(const mpk_kernel_args* args, const mpk_operand& cache, uint32_t dim, float scale, uint32_t window)
+      : args_(args), dim_(dim), padded_((dim + 15) / 16 * 16), scale_(scale), window_(window == 0 ? UINT32_MAX : window) {
     pages_ = reinterpret_cast<Element*>(cache.addr);
     num_pages_ = cache.dims[0];
     kv_heads_ = cache.dims[1] / 2;
@@ -148,6 +149,9 @@ class SlotAttention {
 
   uint32_t position_of(uint64_t query) const { return context_ + static_cast<uint32_t>(query / heads_); }
 
+  // The first position that a query at `position` sees.
+  uint32_t first_key(uint32_t position) const { return position < window_ ? 0 : position - window_ + 1; }
+
   // `count` queries, counted row by row and within a row head by head. `query(i)` returns the
   // elements of the i-th query; `write(i)` stores its result.
   template <typename Query, typename Write>
@@ -164,7 +168,8 @@ class SlotAttention {
     const uint32_t limit = position_of(first + count - 1) + 1;
     const uint32_t last = limit < share_last_ ? limit : share_last_;
     const bool direct = count <= DIRECT_QUERIES && dim_ == padded_;
-    for (uint32_t begin = share_first_; begin < last;) {
+    const uint32_t seen = first_key(position_of(first)) / BLOCK * BLOCK;
+    for (uint32_t begin = seen > share_first_ ? seen : share_first_; begin < last;) {
       uint32_t end = (begin / BLOCK + 1) * BLOCK;
       if (end > last) end = last;
       keys(first, count, begin, end, direct);
@@ -175,9 +180,11 @@ class SlotAttention {
 
   // The queries against the keys at positions [begin, end), which are in one block.
   void keys(uint64_t first, uint32_t count, uint32_t begin, uint32_t end, bool direct) {
-    // Earlier queries may end before this block.
+    // Earlier queries may end before this block, and the windows of later ones may begin after it.
     uint32_t start = 0;
-    while (position_of(first + start) < begin) ++start;
+    while (start < count && position_of(first + start) < begin) ++start;
+    while (count > start && first_key(position_of(first + count - 1)) >= end) --count;
+    if (start == count) return;
     if (direct) {
       for_segments(begin, end, [&](uint32_t at, uint32_t n) {
         dots<T>(q_ + uint64_t{start} * padded_, count - start, padded_, cache_row(at, false), n,
@@ -194,18 +201,30 @@ class SlotAttention {
       dots<F32>(q_ + uint64_t{start} * padded_, count - start, padded_, k_block_, end - begin,
                 scores_ + uint64_t{start} * BLOCK, BLOCK);
     }
-    for (uint32_t i = start; i < count; ++i) probabilities(i, keys_of(first + i, begin, end));
+    for (uint32_t i = start; i < count; ++i) probabilities(i, hidden(first + i, begin), keys_of(first + i, begin, end));
     for (uint32_t i = start; i < count;) {
-      // Queries in groups: first the keys that all of them see, then the rest of each one.
-      const uint32_t group = count - i < QUERY_TILE ? count - i : QUERY_TILE;
+      // Queries in groups: the keys that all of them see, and each one's own keys before and after.
+      uint32_t group = count - i < QUERY_TILE ? count - i : QUERY_TILE;
       const uint32_t common = keys_of(first + i, begin, end);
-      values(i, group, begin, 0, common, direct);
+      while (hidden(first + i + group - 1, begin) >= common) --group; // at least one remains, since it sees a key
+      const uint32_t from = hidden(first + i + group - 1, begin);
+      for (uint32_t g = 0; g + 1 < group; ++g) {
+        const uint32_t own = hidden(first + i + g, begin);
+        if (own < from) values(i + g, 1, begin, own, from, direct);
+      }
+      values(i, group, begin, from, common, direct);
       for (uint32_t g = 1; g < group; ++g) {
         const uint32_t own = keys_of(first + i + g, begin, end);
         if (own > common) values(i + g, 1, begin, common, own, direct);
       }
       i += group;
     }
+  }
+
+  // Number of keys from `begin` on that come before a query's window. A later query never has fewer.
+  uint32_t hidden(uint64_t query, uint32_t begin) const {
+    const uint32_t from = first_key(position_of(query));
+    return from > begin ? from - begin : 0;
   }
 
   // Number of keys at [begin, end) that a query sees. A later query never sees fewer.
@@ -224,9 +243,10 @@ class SlotAttention {
     }
   }
 
-  // Turns scores into exp(score - maximum so far), and rescales the sums made under the old maximum.
-  void probabilities(uint32_t i, uint32_t n) {
+  // Turns scores [from, n) into exp(score - maximum so far), and rescales the sums made under the old maximum.
+  void probabilities(uint32_t i, uint32_t from, uint32_t n) {
     float* s = scores_ + uint64_t{i} * BLOCK;
+    for (uint32_t j = 0; j < from; ++j) s[j] = -INFINITY;
     const uint32_t whole = (n + 15) / 16 * 16;
     for (uint32_t j = n; j < whole; ++j) s[j] = -INFINITY;
     F32x16 highest = load(s);
@@ -267,6 +287,7 @@ class SlotAttention {
   const mpk_kernel_args* args_;
   const uint32_t dim_, padded_; // head_dim, and rounded up to whole vectors
   const float scale_;
+  const uint32_t window_; // positions that a query sees
   uint32_t kv_head_, heads_, first_row_, rows_, context_; // heads_: query heads
   uint32_t num_pages_, kv_heads_, page_size_, share_first_, share_last_;
   const int32_t* page_table_;

@@ -22,6 +22,7 @@ pub(super) fn case(dtype: DType, heads: u32, kv_heads: u32, head_dim: u32) -> Ca
         world: 1,
         prefill: None,
         kv_heads_of_task: 1,
+        window: 0,
     }
 }
 
@@ -191,7 +192,7 @@ fn positions_beyond_the_slot_s_pages_are_refused() {
     };
     let (view, cache) = (whole(&mut tensor), whole(&mut cache));
     let task = TestTask {
-        params: vec![16, 1, 0, 0, 0, 0, 0, 1],
+        params: vec![16, 1, 0, 0, 0, 0, 0, 1, 0],
         args: [0, 0, 0, 1, 0, 2, 1, 1],
         inputs: vec![view, view, view, cache, view],
         outputs: vec![view, cache],

@@ -28,6 +28,8 @@ pub(super) struct Case {
     pub(super) prefill: Option<u32>,
     /// Maximum number of key-value heads per task, as on a GPU.
     pub(super) kv_heads_of_task: u32,
+    /// Positions that a query sees; 0: all.
+    pub(super) window: u32,
 }
 
 const EPS: f64 = 1e-5;
@@ -168,7 +170,11 @@ impl Case {
     fn attrs(&self) -> Attrs {
         let attrs = json!({"heads": self.heads, "kv_heads": self.kv_heads, "head_dim": self.head_dim,
             "qk_norm": self.qk_norm, "eps": EPS, "splits": self.splits, "prefill": self.prefill.is_some()});
-        attrs.as_object().unwrap().clone()
+        let mut attrs = attrs.as_object().unwrap().clone();
+        if self.window != 0 {
+            attrs.insert("window".to_string(), self.window.into());
+        }
+        attrs
     }
 
     /// Runs the operator on one rank; returns the output and the cache.
@@ -418,8 +424,12 @@ impl Case {
                         &data.rope[p as usize * d..][..d],
                     );
                     let q = rounded(self.dtype, &q.iter().map(|v| *v as f32).collect::<Vec<_>>());
+                    let seen = if self.window == 0 { p + 1 } else { self.window.min(p + 1) };
                     let of = |all: &'_ Vec<Vec<Vec<f32>>>| -> Vec<Vec<f32>> {
-                        all[..=p as usize].iter().map(|k| k[(head / (h / kv)) as usize].clone()).collect()
+                        all[(p + 1 - seen) as usize..=p as usize]
+                            .iter()
+                            .map(|k| k[(head / (h / kv)) as usize].clone())
+                            .collect()
                     };
                     let (keys, values) = (of(&slot.keys), of(&slot.values));
                     let expected = attend(

@@ -16,7 +16,7 @@ class AttentionAppend : SlotAttention<T> {
 
  public:
   explicit AttentionAppend(const mpk_kernel_args* args)
-      : Base(args, args->outputs[1], params_of(args).head_dim, 1.0f), params_(params_of(args)) {}
+      : Base(args, args->outputs[1], params_of(args).head_dim, 1.0f, 0), params_(params_of(args)) {}
 
   int run() {
     const mpk_batch* batch = args_->batch;

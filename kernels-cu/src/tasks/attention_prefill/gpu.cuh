@@ -15,7 +15,8 @@
 namespace mpk {
 namespace gpu {
 
-template <uint32_t Dtype, uint32_t Dim, uint32_t PageSize>
+/* `Window`: a token sees only some positions before its own. */
+template <uint32_t Dtype, uint32_t Dim, uint32_t PageSize, bool Window = false>
 struct AttentionPrefill : TaskCode {
   static_assert(Dim == 64 || Dim == 128, "attention_prefill");
   using Places = attention_prefill::Layout<Dim>;
@@ -50,7 +51,7 @@ struct AttentionPrefill : TaskCode {
     const mpk_attention_prefill_params& params = context.params<mpk_attention_prefill_params>();
     uint64_t* before = reinterpret_cast<uint64_t*>(context.work());
     const Slots slots(context, before);
-    const prefill::Shape shape = prefill::shape_of(params.group, params.kv_heads);
+    const prefill::Shape shape = prefill::shape_of(params.group, params.kv_heads, params.window);
     if ((slots.count() + 1) * sizeof(uint64_t) > Places::kControl) {
       context.fail(MPK_ABORT_KERNEL); /* all threads leave after wait_inputs */
       return;
@@ -69,7 +70,7 @@ struct AttentionPrefill : TaskCode {
   /* By one thread: fills the table with the next parts. */
   static __device__ __forceinline__ void take_parts(Context& context, Control& control) {
     const mpk_attention_prefill_params& params = context.params<mpk_attention_prefill_params>();
-    const prefill::Shape shape = prefill::shape_of(params.group, params.kv_heads);
+    const prefill::Shape shape = prefill::shape_of(params.group, params.kv_heads, params.window);
     const Slots slots(context, nullptr);
     const uint32_t task = static_cast<uint32_t>(context.slot->task.args[0]);
     Part* parts = Places::parts();
@@ -81,8 +82,9 @@ struct AttentionPrefill : TaskCode {
       const prefill::Part part = prefill::take_part(slots, shape, at, end);
       Part& to = parts[count++];
       to.tile = attention_prefill::tile_at(context, shape, part.place);
-      to.begin = part.place.key;
-      to.end = part.end;
+      const uint32_t hidden = Window ? prefill::hidden_tiles(shape, slots.at(part.place.active), part.place.tile) : 0;
+      to.begin = hidden + part.place.key;
+      to.end = hidden + part.end;
       to.partial = prefill::is_whole(part) ? attention_prefill::kWhole : prefill::partial_index(part.place, task);
       steps += part.end - part.place.key;
     }
@@ -126,6 +128,7 @@ struct AttentionPrefill : TaskCode {
       const auto weigh = [&](uint32_t stages) {
         float factor[2];
         if (__any_sync(0xFFFFFFFFu, (key + 1) * prefill::kTileKeys > part->tile.position + 1)) mask(context, row, part->tile, key, scores);
+        if constexpr (Window) hide(context, row, part->tile, key, scores);
         soften(scores, scale, highest, total, factor);
         hold(scores);
         /* The products in flight must run during all of the above. ptxas moves the wait for them to the start of its basic block. The loop
@@ -317,6 +320,25 @@ struct AttentionPrefill : TaskCode {
       const int32_t at = i / 4 * 8 + i % 2;
       if (at >= (i / 2 % 2 == 0 ? limit0 : limit1)) scores[i] = -INFINITY;
     }
+  }
+
+  /* Removes the keys before the windows of the rows, if the tile has any. */
+  static __device__ __forceinline__ void hide(const Context& context, uint32_t row, const attention_prefill::Tile& tile, uint32_t key, float (&scores)[64]) {
+    const uint32_t window = context.params<mpk_attention_prefill_params>().window;
+    if (!__any_sync(0xFFFFFFFFu, first_key(tile.position + prefill::kTileRows - 1, window) > key * prefill::kTileKeys)) return;
+    const attention_prefill::RowMap map = rows(context);
+    const int32_t first = static_cast<int32_t>(key * prefill::kTileKeys + 2 * (context.lane % 4));
+    /* The window may be larger than any position. */
+    const int32_t from0 = static_cast<int32_t>(first_key(tile.position + map.token(row), window)) - first;
+    const int32_t from1 = static_cast<int32_t>(first_key(tile.position + map.token(row + 8), window)) - first;
+#pragma unroll
+    for (int32_t i = 0; i < 64; ++i) {
+      const int32_t at = i / 4 * 8 + i % 2;
+      if (at < (i / 2 % 2 == 0 ? from0 : from1)) scores[i] = -INFINITY;
+    }
+  }
+  static __device__ __forceinline__ uint32_t first_key(uint32_t position, uint32_t window) {
+    return position < window ? 0 : position - window + 1;
   }
 
   /* Turns scores into weights. The sums so far must be multiplied by `factor`. Weights are relative to `highest`. It follows the

@@ -18,11 +18,13 @@ class AttentionPrefill : SlotAttention<T> {
 
  public:
   explicit AttentionPrefill(const mpk_kernel_args* args)
-      : Base(args, args->inputs[1], prefill_params(args).head_dim, prefill_params(args).scale), params_(prefill_params(args)) {}
+      : Base(args, args->inputs[1], prefill_params(args).head_dim, prefill_params(args).scale,
+             prefill_params(args).window),
+        params_(prefill_params(args)) {}
 
   int run() {
     const uint32_t task = static_cast<uint32_t>(args_->task->args[0]);
-    const prefill::Shape shape = prefill::shape_of(params_.group, params_.kv_heads);
+    const prefill::Shape shape = prefill::shape_of(params_.group, params_.kv_heads, params_.window);
     const Shares shares(args_->batch, shape, reinterpret_cast<uint64_t*>(this->lay_out_scratch()));
     prefill::Place at = prefill::cut(shares, shape, task, params_.tasks);
     const prefill::Place end = prefill::cut(shares, shape, task + 1, params_.tasks);
@@ -44,8 +46,9 @@ class AttentionPrefill : SlotAttention<T> {
     heads_ = heads.count;
     if (!this->take_slot(part.place.active) || first_row_ + rows_ > args_->inputs[0].dims[0]) return MPK_ABORT_KERNEL;
     const uint32_t total = context_ + rows_;
-    share_first_ = part.place.key * prefill::kTileKeys;
-    share_last_ = part.end * prefill::kTileKeys < total ? part.end * prefill::kTileKeys : total;
+    const uint32_t hidden = prefill::hidden_tiles(shape, {rows_, context_}, part.place.tile);
+    share_first_ = (hidden + part.place.key) * prefill::kTileKeys;
+    share_last_ = (hidden + part.end) * prefill::kTileKeys < total ? (hidden + part.end) * prefill::kTileKeys : total;
     if (!this->has_pages(share_first_, share_last_)) return MPK_ABORT_KERNEL;
     const uint32_t before = prefill::tokens_before(shape, {rows_, context_}, part.place.tile);
     const uint32_t count = (prefill::tokens_before(shape, {rows_, context_}, part.place.tile + 1) - before) * heads_;

@@ -17,7 +17,7 @@
 use crate::abi::{mpk_attention_prefill_params, mpk_operand, mpk_task_attention_prefill, params_words};
 use crate::registry::{GpuSite, Registration};
 use crate::tasks::contract;
-use crate::tasks::heads::{Heads, MAX_SPLITS, row_share, rows_and_active, scale, scratch_bytes};
+use crate::tasks::heads::{Heads, MAX_SPLITS, row_share, rows_and_active, scale, scratch_bytes, window};
 use crate::tasks::operand::gpu_float;
 use std::sync::Arc;
 use taskgraph::op_graph::Attrs;
@@ -60,7 +60,11 @@ fn gpu(site: &GpuSite<'_>) -> Result<String, String> {
     if queries.dtype != cache.dtype || out.dtype != cache.dtype || queries.strides[0] % 8 != 0 {
         return Err("queries and output must have the cache's type, and rows of whole 16 bytes".to_string());
     }
-    Ok(format!("mpk::gpu::AttentionPrefill<{}, {dim}, {page_size}>", gpu_float(cache)?))
+    let words = size_of::<mpk_attention_prefill_params>() / 4;
+    let bytes = bytemuck::cast_slice(site.params.get(..words).ok_or("its parameters are too few")?);
+    let params: mpk_attention_prefill_params = bytemuck::pod_read_unaligned(bytes);
+    let window = if params.window == 0 { "" } else { ", true" };
+    Ok(format!("mpk::gpu::AttentionPrefill<{}, {dim}, {page_size}{window}>", gpu_float(cache)?))
 }
 
 /// The page size of a cache; an error if the GPU code of the prefill steps does not support the cache.
@@ -174,6 +178,7 @@ pub(crate) fn params(
         kv_heads: heads.num_key_values() as u32,
         tasks: num_tasks(rows, target),
         scale: scale(op.global.attrs, heads.head_dim)? as f32,
+        window: window(op.global.attrs)?,
     };
     Ok((heads, params))
 }
@@ -210,6 +215,11 @@ impl TaskType for AttentionPrefill {
 
     fn shard(&self, _op: &OpView<'_>, _world: u32) -> Result<ShardRule, OpError> {
         Err(step_only(self.name()))
+    }
+
+    fn seen_positions(&self, params: &[u32]) -> Option<u32> {
+        let window = std::mem::offset_of!(mpk_attention_prefill_params, window) / 4;
+        params.get(window).copied().filter(|&window| window != 0)
     }
 
     fn partition(&self, op: &LocalOp<'_>, target: &Target) -> Result<Partition, OpError> {

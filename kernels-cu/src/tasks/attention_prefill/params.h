@@ -12,6 +12,7 @@ typedef struct mpk_attention_prefill_params {
   uint32_t kv_heads; /* key-value heads of this rank */
   uint32_t tasks;    /* number of tasks that share the units */
   float scale;       /* factor of the scores */
+  uint32_t window;   /* positions that a query sees, its own included; 0: all */
 } mpk_attention_prefill_params;
 
 #endif

@@ -1,8 +1,9 @@
 /* Distributes the work of an iteration to the tasks of `attention_prefill`, in the same way on both targets.
  *
  * A unit is a query tile of one slot and one key-value head. It has up to kTileRows rows. A row is a token and a query head; a unit
- * includes all query heads that share the keys. Its keys are counted in tiles of kTileKeys positions. Units are ordered by active
- * slot, then by head, then by tile. The weight of a unit is the number of keys that its last token sees, plus kUnitKeys for its
+ * includes all query heads that share the keys. Its keys are counted in tiles of kTileKeys positions; with a window, from the first
+ * tile that its first token sees. Units are ordered by active
+ * slot, then by head, then by tile. The weight of a unit is the number of keys that its tokens see together, plus kUnitKeys for its
  * fixed cost. The tasks cut the sum of all weights evenly. A cut may fall inside a unit. Then the parts of the unit give partial
  * results, which `attention_prefill_merge` joins.
  *
@@ -39,9 +40,13 @@ struct Slot {
 struct Shape {
   uint32_t tokens;   /* per query tile */
   uint32_t kv_heads;
+  uint32_t window; /* positions that a token sees */
 };
 
-MPK_UNITS Shape shape_of(uint32_t group, uint32_t kv_heads) { return {kTileRows / group, kv_heads}; }
+/* `window` 0: a token sees all positions before it. */
+MPK_UNITS Shape shape_of(uint32_t group, uint32_t kv_heads, uint32_t window) {
+  return {kTileRows / group, kv_heads, window == 0 ? 0xFFFFFFFFu : window};
+}
 
 /* Start of a part of a unit: slot, head, query tile, tile of keys. */
 struct Place {
@@ -55,15 +60,28 @@ MPK_UNITS uint32_t query_tiles(const Shape& shape, const Slot& slot) { return (s
 MPK_UNITS uint32_t tokens_before(const Shape& shape, const Slot& slot, uint32_t tiles) {
   return tiles * shape.tokens < slot.rows ? tiles * shape.tokens : slot.rows;
 }
-/* Number of tiles of keys that a unit's last token sees. */
-MPK_UNITS uint32_t key_tiles(const Shape& shape, const Slot& slot, uint32_t tile) {
-  return (slot.context + tokens_before(shape, slot, tile + 1) + kTileKeys - 1) / kTileKeys;
+/* Number of tiles of keys before the window of a unit's first token. */
+MPK_UNITS uint32_t hidden_tiles(const Shape& shape, const Slot& slot, uint32_t tile) {
+  const uint32_t position = slot.context + tile * shape.tokens;
+  return position < shape.window ? 0 : (position - shape.window + 1) / kTileKeys;
 }
-/* Weight of the first `tiles` units of a slot and head. */
-MPK_UNITS uint64_t weight_before(const Shape& shape, const Slot& slot, uint32_t tiles) {
+/* Number of a unit's tiles of keys, up to those that its last token sees. */
+MPK_UNITS uint32_t key_tiles(const Shape& shape, const Slot& slot, uint32_t tile) {
+  return (slot.context + tokens_before(shape, slot, tile + 1) + kTileKeys - 1) / kTileKeys - hidden_tiles(shape, slot, tile);
+}
+/* The same as weight_before, of tiles whose first token sees the whole context. */
+MPK_UNITS uint64_t weight_of_whole(const Shape& shape, const Slot& slot, uint32_t tiles) {
   const uint64_t fixed = static_cast<uint64_t>(tiles) * (static_cast<uint64_t>(kUnitKeys) + slot.context);
   if (tiles * shape.tokens <= slot.rows) return fixed + static_cast<uint64_t>(shape.tokens) * (static_cast<uint64_t>(tiles) * (tiles + 1) / 2);
   return fixed + static_cast<uint64_t>(shape.tokens) * (static_cast<uint64_t>(tiles) * (tiles - 1) / 2) + slot.rows;
+}
+/* Weight of the first `tiles` units of a slot and head. */
+MPK_UNITS uint64_t weight_before(const Shape& shape, const Slot& slot, uint32_t tiles) {
+  if (slot.context + tiles * shape.tokens <= shape.window) return weight_of_whole(shape, slot, tiles);
+  uint32_t whole = slot.context < shape.window ? (shape.window - slot.context - 1) / shape.tokens + 1 : 0;
+  if (whole > tiles) whole = tiles;
+  const uint64_t fixed = static_cast<uint64_t>(tiles - whole) * (static_cast<uint64_t>(kUnitKeys) + shape.window - 1);
+  return weight_of_whole(shape, slot, whole) + fixed + (tokens_before(shape, slot, tiles) - tokens_before(shape, slot, whole));
 }
 MPK_UNITS uint64_t slot_weight(const Shape& shape, const Slot& slot) {
   return weight_before(shape, slot, query_tiles(shape, slot)) * shape.kv_heads;

@@ -18,7 +18,7 @@ inline void store_rounded(uint32_t dtype, uint8_t* p, F32x16 a) {
 class PrefillMerge {
  public:
   explicit PrefillMerge(const mpk_kernel_args* args)
-      : args_(args), params_(prefill_params(args)), shape_(prefill::shape_of(params_.group, params_.kv_heads)),
+      : args_(args), params_(prefill_params(args)), shape_(prefill::shape_of(params_.group, params_.kv_heads, params_.window)),
         shares_(args->batch, shape_, reinterpret_cast<uint64_t*>(args->scratch)) {}
 
   int run() {

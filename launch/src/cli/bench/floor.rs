@@ -32,10 +32,12 @@ impl Bytes {
         let (heads, kv_heads) = (heads.div_ceil(ranks), kv_heads.div_ceil(ranks));
         let layer = hidden * size * (2 * heads + 2 * kv_heads) + 3 * hidden * inner.div_ceil(ranks);
         let element = config.dtype.size() as u64;
-        let context = config.sliding_window.map_or(context, |window| context.min(u64::from(window)));
+        // The query's own position is one of the window's, and not of the cache's.
+        let seen = |layer| config.window(layer).map_or(context, |window| context.min(u64::from(window) - 1));
+        let positions: u64 = (0..config.num_layers).map(seen).sum();
         Bytes {
             weights: element * (layers * layer + vocabulary.div_ceil(ranks) * hidden),
-            cache: element * layers * batch * context * 2 * kv_heads * size,
+            cache: element * batch * positions * 2 * kv_heads * size,
         }
     }
 
@@ -113,6 +115,15 @@ mod tests {
         // Each rank has at least one KV head.
         let many = Bytes::of_step(&shape("qwen3-8b"), 16, 1, 512);
         assert_eq!(many.cache, bytes.cache / 8);
+    }
+
+    #[test]
+    fn a_step_reads_only_the_windows_of_sliding_layers() {
+        let mut config = shape("qwen3-8b");
+        let all = Bytes::of_step(&config, 1, 2, 512).cache;
+        let layers = (0..36).map(|layer| layer >= 27).collect();
+        config.sliding_window = Some(crate::model::hf_config::SlidingWindow { positions: 129, layers });
+        assert_eq!(Bytes::of_step(&config, 1, 2, 512).cache, all / 4 * 3 + all / 4 / 4);
     }
 
     #[test]

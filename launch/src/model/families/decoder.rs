@@ -103,8 +103,12 @@ impl Builder<'_> {
                     inputs.push(self.graph.weight(&name, self.dtype, &[head_dim], None));
                 }
             }
-            let attention = attrs(json!({"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim,
+            let mut attention = attrs(json!({"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim,
                 "qk_norm": c.qk_norm, "eps": c.rms_norm_eps}));
+            // A window as long as the longest sequence hides nothing.
+            if let Some(window) = c.window(layer).filter(|&window| window < sizes.max_seq_len) {
+                attention.insert("window".into(), json!(window));
+            }
             let mixed = self.graph.add_tensor(Tensor {
                 name: op("attention"),
                 dtype: self.dtype,

@@ -2,7 +2,7 @@
 
 use super::family::Family;
 use crate::model::error::InputError;
-use crate::model::hf_config::{Architecture, Defaults, Traits, some_layer_slides};
+use crate::model::hf_config::{Architecture, Defaults, Traits, sliding_layers};
 use crate::model::json::Fields;
 
 /// Llama: no q/k norm, attention biases if the configuration says so, no sliding window.
@@ -33,7 +33,7 @@ impl Architecture for Llama {
     }
 
     fn traits(&self, fields: &Fields<'_>, num_layers: u32) -> Result<Traits, InputError> {
-        if some_layer_slides(fields, num_layers)? == Some(true) {
+        if sliding_layers(fields, num_layers)?.is_some_and(|layers| layers.contains(&true)) {
             let what = "sliding_attention in a Llama model";
             return Err(fields.unsupported("layer_types", what, "only full_attention is supported"));
         }

@@ -3,10 +3,12 @@
 use super::family::Family;
 use super::llama::Llama;
 use crate::model::error::InputError;
-use crate::model::hf_config::{Architecture, Defaults, Traits, sliding_window, some_layer_slides};
+use crate::model::hf_config::{
+    Architecture, Defaults, SlidingWindow, Traits, sliding_layers, sliding_window,
+};
 use crate::model::json::Fields;
 
-/// Mistral: Llama with a sliding window in all layers. The window is 4096 if the configuration does not set it, and
+/// Mistral: Llama with a sliding window in all layers, whatever `layer_types` says, as in transformers. The window is 4096 if the configuration does not set it, and
 /// absent if it says null.
 #[derive(Debug)]
 pub struct Mistral;
@@ -30,8 +32,9 @@ impl Architecture for Mistral {
     }
 
     fn traits(&self, fields: &Fields<'_>, num_layers: u32) -> Result<Traits, InputError> {
-        some_layer_slides(fields, num_layers)?;
-        Ok(Traits { sliding_window: sliding_window(fields, 4096)?, ..Traits::default() })
+        sliding_layers(fields, num_layers)?;
+        let window = SlidingWindow::of(sliding_window(fields, 4096)?, vec![true; num_layers as usize]);
+        Ok(Traits { sliding_window: window, ..Traits::default() })
     }
 }
 

@@ -2,7 +2,9 @@
 
 use super::family::Family;
 use crate::model::error::InputError;
-use crate::model::hf_config::{Architecture, Defaults, Traits, sliding_window, some_layer_slides};
+use crate::model::hf_config::{
+    Architecture, Defaults, SlidingWindow, Traits, sliding_layers, sliding_window,
+};
 use crate::model::json::Fields;
 
 /// Qwen2: the q, k and v projections have biases.
@@ -41,12 +43,13 @@ impl Family for Qwen2 {}
 
 /// The window exists only with `use_sliding_window`. It applies to the layers that `layer_types` names, or without it to
 /// those from `max_window_layers` on.
-pub(super) fn window(fields: &Fields<'_>, num_layers: u32) -> Result<Option<u32>, InputError> {
-    let some_slide = some_layer_slides(fields, num_layers)?;
+pub(super) fn window(fields: &Fields<'_>, num_layers: u32) -> Result<Option<SlidingWindow>, InputError> {
+    let named = sliding_layers(fields, num_layers)?;
     let used = fields.bool("use_sliding_window")?.unwrap_or(false);
     let max_window_layers = fields.u32("max_window_layers")?.unwrap_or(28);
-    if used && some_slide.unwrap_or(max_window_layers < num_layers) {
-        sliding_window(fields, 4096)
+    let layers = named.unwrap_or_else(|| (0..num_layers).map(|layer| layer >= max_window_layers).collect());
+    if used && layers.contains(&true) {
+        Ok(SlidingWindow::of(sliding_window(fields, 4096)?, layers))
     } else {
         Ok(None)
     }

@@ -28,8 +28,24 @@ pub struct Defaults {
     pub eos: Option<u32>,
 }
 
+/// Layers in which a query sees only its own position and some before it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SlidingWindow {
+    /// The positions that a query sees, its own included.
+    pub positions: u32,
+    /// Whether each layer has the window; at least one has it.
+    pub layers: Vec<bool>,
+}
+
+impl SlidingWindow {
+    /// The window `positions` in `layers`, if both are there.
+    pub fn of(positions: Option<u32>, layers: Vec<bool>) -> Option<SlidingWindow> {
+        positions.filter(|_| layers.contains(&true)).map(|positions| SlidingWindow { positions, layers })
+    }
+}
+
 /// The differences between decoders.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Traits {
     /// q, k and v projections have a bias.
     pub attention_bias: bool,
@@ -37,8 +53,8 @@ pub struct Traits {
     pub output_bias: bool,
     /// Query and key heads are normalised.
     pub qk_norm: bool,
-    /// In some or all layers, a query sees only its own position and the `sliding_window - 1` positions before it.
-    pub sliding_window: Option<u32>,
+    /// The sliding window of some or all layers.
+    pub sliding_window: Option<SlidingWindow>,
 }
 
 /// How to read the config.json of an architecture.
@@ -99,11 +115,11 @@ pub fn refuse_in_any(fields: &Fields<'_>) -> Result<(), InputError> {
     Ok(())
 }
 
-/// True if `layer_types` is given and names a layer with a sliding window.
+/// Whether `layer_types` names each layer as one with a sliding window; `None` if it is not given.
 ///
 /// # Errors
 /// It names another layer type, or does not have one entry per layer.
-pub fn some_layer_slides(fields: &Fields<'_>, num_layers: u32) -> Result<Option<bool>, InputError> {
+pub fn sliding_layers(fields: &Fields<'_>, num_layers: u32) -> Result<Option<Vec<bool>>, InputError> {
     let Some(types) = fields.strings("layer_types")? else { return Ok(None) };
     if let Some(i) = types.iter().position(|t| !matches!(*t, "full_attention" | "sliding_attention")) {
         return Err(fields.unsupported(
@@ -116,7 +132,7 @@ pub fn some_layer_slides(fields: &Fields<'_>, num_layers: u32) -> Result<Option<
         let problem = format!("has {}, but num_hidden_layers is {num_layers}", counted(types.len(), "entry"));
         return Err(fields.error("layer_types", problem));
     }
-    Ok(Some(types.contains(&"sliding_attention")))
+    Ok(Some(types.iter().map(|t| *t == "sliding_attention").collect()))
 }
 
 /// Reads `sliding_window`: `default` if the field is absent, no window if it is null.

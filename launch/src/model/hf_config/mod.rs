@@ -20,7 +20,9 @@ mod rope;
 mod tests;
 mod yarn;
 
-pub use architecture::{Architecture, Defaults, Traits, refuse_in_any, sliding_window, some_layer_slides};
+pub use architecture::{
+    Architecture, Defaults, SlidingWindow, Traits, refuse_in_any, sliding_layers, sliding_window,
+};
 pub use rope::{RopeConfig, RopeScaling, inverse_frequencies, rope_table};
 pub use yarn::Yarn;
 
@@ -109,10 +111,8 @@ pub struct ModelConfig {
     pub rope: RopeConfig,
     /// The longest sequence that the model was trained for.
     pub max_position_embeddings: u32,
-    /// In some or all layers, a query sees only its own position and the `sliding_window - 1` positions before it.
-    /// Longer sequences are not implemented: [`ModelJson::sizes`](crate::model::model_json::ModelJson::sizes) refuses
-    /// them.
-    pub sliding_window: Option<u32>,
+    /// The sliding window of some or all layers.
+    pub sliding_window: Option<SlidingWindow>,
     /// End-of-sequence tokens, ascending. Ids outside the vocabulary cannot occur and are left out.
     pub eos: Vec<u32>,
     /// The sampling values of generation_config.json.
@@ -120,6 +120,12 @@ pub struct ModelConfig {
 }
 
 impl ModelConfig {
+    /// The positions that a query sees in layer `layer`, its own included, if it does not see all.
+    pub fn window(&self, layer: u32) -> Option<u32> {
+        let window = self.sliding_window.as_ref()?;
+        window.layers.get(layer as usize).is_some_and(|&slides| slides).then_some(window.positions)
+    }
+
     /// The name in `architectures`.
     pub fn architecture(&self) -> &'static str {
         self.architecture

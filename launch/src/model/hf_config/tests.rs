@@ -120,7 +120,7 @@ fn absent_fields_take_transformers_defaults() {
     assert!(!m.attention_bias && m.qk_norm);
     let m = bare("MistralForCausalLM");
     assert_eq!(sizes(&m), (32000, 4096, 14336, 32, 32, 8, 128));
-    assert_eq!((m.max_position_embeddings, m.sliding_window), (131072, Some(4096)));
+    assert_eq!((m.max_position_embeddings, m.window(0), m.window(1)), (131072, Some(4096), Some(4096)));
 
     let m = parse(json!({"model_type": "qwen3", "hidden_size": 1024})).unwrap();
     assert_eq!(m.head_dim, 128, "Qwen3's default does not follow hidden_size");
@@ -161,15 +161,17 @@ fn names_of_transformers_4_and_5_are_read() {
 fn sliding_windows_count_only_where_they_act() {
     let qwen = |more: Value| {
         let base = with(llama(), json!({"architectures": ["Qwen2ForCausalLM"], "sliding_window": 32}));
-        parse(with(base, more)).unwrap().sliding_window
+        let config = parse(with(base, more)).unwrap();
+        [config.window(0), config.window(1)]
     };
-    assert_eq!(qwen(json!({})), None);
-    assert_eq!(qwen(json!({"use_sliding_window": true})), None, "max_window_layers = 28 > 2 layers");
-    assert_eq!(qwen(json!({"use_sliding_window": true, "max_window_layers": 1})), Some(32));
-    assert_eq!(qwen(json!({"use_sliding_window": true, "max_window_layers": 2})), None);
-    let types = json!(["full_attention", "sliding_attention"]);
-    assert_eq!(qwen(json!({"use_sliding_window": true, "layer_types": types})), Some(32));
-    assert_eq!(qwen(json!({"layer_types": types})), None);
+    assert_eq!(qwen(json!({})), [None; 2]);
+    assert_eq!(qwen(json!({"use_sliding_window": true})), [None; 2], "max_window_layers = 28 > 2 layers");
+    assert_eq!(qwen(json!({"use_sliding_window": true, "max_window_layers": 1})), [None, Some(32)]);
+    assert_eq!(qwen(json!({"use_sliding_window": true, "max_window_layers": 0})), [Some(32); 2]);
+    assert_eq!(qwen(json!({"use_sliding_window": true, "max_window_layers": 2})), [None; 2]);
+    let types = json!(["sliding_attention", "full_attention"]);
+    assert_eq!(qwen(json!({"use_sliding_window": true, "layer_types": types})), [Some(32), None]);
+    assert_eq!(qwen(json!({"layer_types": types})), [None; 2]);
 }
 
 #[test]

@@ -44,23 +44,10 @@ impl ModelJson {
     /// The sizes for a run of `config`, with defaults filled in.
     ///
     /// # Errors
-    /// A product overflows, or `max_seq_len` is longer than the model's sliding window. Such a window is not implemented; up to
-    /// its length it changes nothing.
+    /// A product overflows.
     pub fn sizes(&self, config: &ModelConfig) -> Result<Sizes, InputError> {
-        let file = self.file();
-        let window = config.sliding_window.unwrap_or(u32::MAX);
-        let max_seq_len = self.max_seq_len.unwrap_or(default_length(config).min(window));
-        if max_seq_len > window {
-            return Err(InputError::Unsupported {
-                file,
-                place: "max_seq_len".into(),
-                what: format!("{max_seq_len} tokens with a sliding window of {window}"),
-                fix: format!(
-                    "set max_seq_len to {window} or less; up to its length, a window changes nothing"
-                ),
-            });
-        }
-        let sizes = self.sizes_for(max_seq_len)?;
+        let default = DEFAULT_MAX_SEQ_LEN.min(config.max_position_embeddings);
+        let sizes = self.sizes_for(self.max_seq_len.unwrap_or(default))?;
         self.check_products(&sizes, config)?;
         Ok(sizes)
     }
@@ -82,7 +69,7 @@ impl ModelJson {
         Ok(sizes)
     }
 
-    /// Warns of a sequence longer than the model was trained for, or cut at its sliding window.
+    /// Warns of a sequence longer than the model was trained for.
     fn warn(&self, config: &ModelConfig, sizes: &Sizes) {
         let (length, positions) = (sizes.max_seq_len, config.max_position_embeddings);
         let (longest, scaled) = match &config.rope.scaling {
@@ -94,11 +81,6 @@ impl ModelJson {
         if length > longest {
             tracing::warn!(
                 "max_seq_len = {length} is more than the model's max_position_embeddings = {positions}{scaled}"
-            );
-        }
-        if self.max_seq_len.is_none() && length < default_length(config) {
-            tracing::warn!(
-                "max_seq_len is {length}, the model's sliding window: longer sequences are not supported for such a model"
             );
         }
     }
@@ -181,11 +163,6 @@ impl ModelJson {
     fn overflow(&self, what: &str, computation: &str) -> InputError {
         InputError::Overflow { file: self.file(), what: what.into(), computation: computation.into() }
     }
-}
-
-/// The default of `max_seq_len`, before a sliding window cuts it.
-fn default_length(config: &ModelConfig) -> u32 {
-    DEFAULT_MAX_SEQ_LEN.min(config.max_position_embeddings)
 }
 
 fn product(factors: &[u64]) -> Option<u64> {
