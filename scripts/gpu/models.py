@@ -6,7 +6,7 @@ from pathlib import Path
 
 from common import REPOSITORY
 
-FIXTURES = ["llama", "qwen2", "qwen3", "mistral", "tiny"]
+FIXTURES = ["llama", "qwen2", "qwen3", "mistral", "mistral-window", "qwen2-window", "tiny"]
 LOGPROBS = 5  # everywhere, so that parts share compiled code
 SHAPES = {  # hidden, layers, heads, kv heads, intermediate, vocabulary, tied; head size 128
     "qwen3-0.6b": (1024, 28, 16, 8, 3072, 151936, True),

@@ -206,14 +206,15 @@ def embeddings(g, index, world=1):
 
 def attentions(g, index, page, world=1, **choice):
     """`attention` of the rows of the graph's sequences, with and without norms, one task per head or several and their merge. `choice`:
-    attributes that replace the case's."""
+    attributes that replace the case's. One case of a graph has a window."""
     sequences = g.sequences or [g.rows]
     longest = max(sequences)
     for i, (heads, kv_heads, size) in enumerate(rotated(HEADS, 2 * index, 3)):
         if heads % world:
             continue
         dtype, norm, splits = DTYPES[(i + index) % 3], (i + index) % 2 == 0, [1, 3, 2, 5][(i + index) % 4]
-        choices = {"splits": splits, **choice}
+        window = (longest + 1) // 2 if i == 1 else None
+        choices = {"splits": splits, **({"window": window} if window else {}), **choice}
         shown = " ".join(f"{name}={value}" for name, value in choices.items())
         if not g.begin(f"attention {dtype} heads={heads}/{kv_heads}x{size} norm={norm} {shown} page={page} sequences={len(sequences)}"):
             continue
@@ -240,7 +241,7 @@ def attentions(g, index, page, world=1, **choice):
         output = g.named("mixed" if projected else "y")
         g.op("attention", inputs, [output, cache], heads=heads, kv_heads=kv_heads, head_dim=size, **choices, **attrs)
         # Each row sees the keys of its own sequence only.
-        alone = [ref.attention(part, heads, kv_heads, size, ropev[:len(part)], dtype, norms_given, 1e-5)
+        alone = [ref.attention(part, heads, kv_heads, size, ropev[:len(part)], dtype, norms_given, 1e-5, window)
                  for part in np.split(qkvv, np.cumsum(sequences)[:-1])]
         values, spread = (np.concatenate(parts) for parts in zip(*alone))
         if projected:

@@ -77,9 +77,9 @@ def turned(heads, rope):
     return np.concatenate([low * cos - high * sin, high * cos + low * sin], axis=2)
 
 
-def attention(qkv, heads, kv_heads, size, rope, dtype, norms=None, eps=0.0):
+def attention(qkv, heads, kv_heads, size, rope, dtype, norms=None, eps=0.0, window=None):
     """Causal attention of rows q | k | v at positions 0, 1, ..; queries and keys are rounded to `dtype` after norm and
-    rope, as probabilities may be before they meet the values."""
+    rope, as probabilities may be before they meet the values. `window`: the positions that a row sees, its own included."""
     rows = qkv.shape[0]
     q = qkv[:, : heads * size].reshape(rows, heads, size)
     k = qkv[:, heads * size : (heads + kv_heads) * size].reshape(rows, kv_heads, size)
@@ -91,7 +91,10 @@ def attention(qkv, heads, kv_heads, size, rope, dtype, norms=None, eps=0.0):
     k, v = np.repeat(k, group, axis=1), np.repeat(v, group, axis=1)
     scores = np.einsum("rhd,phd->hrp", q, k) / np.sqrt(size)
     magnitude = np.sqrt(np.einsum("rhd,phd->hrp", q**2, k**2) / size)
-    scores = np.where(np.tril(np.ones((rows, rows), bool)), scores, -np.inf)
+    seen = np.tril(np.ones((rows, rows), bool))
+    if window:
+        seen &= ~np.tril(seen, -window)
+    scores = np.where(seen, scores, -np.inf)
     weights = np.exp(scores - scores.max(axis=2, keepdims=True))
     weights = weights / weights.sum(axis=2, keepdims=True)
     values = np.einsum("hrp,phd->rhd", weights, v)

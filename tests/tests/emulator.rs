@@ -118,10 +118,11 @@ fn prefill_attention_of_large_heads_is_that_of_the_cpu() {
     let Some(emulator) = Emulator::new() else { return };
     let prompts: Vec<Vec<u64>> =
         [300, 137].map(|length| (0..length).map(|i| 1 + i * 37 % 250).collect()).to_vec();
-    for head in [64, 128] {
+    // The second layer has a window that is no multiple of a page or of a tile of keys.
+    for (head, layers) in [(64, 1), (128, 2)] {
         let config = json!({
             "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_size": 512, "intermediate_size": 256,
-            "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": head,
+            "use_sliding_window": true, "sliding_window": 77, "max_window_layers": 1, "num_hidden_layers": layers, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": head,
             "vocab_size": 512, "max_position_embeddings": 512, "rms_norm_eps": 1e-6, "rope_theta": 10000.0,
             "tie_word_embeddings": true, "hidden_act": "silu", "attention_bias": false, "dtype": "bfloat16",
         });
@@ -382,19 +383,28 @@ fn attention_tasks_of_several_slots_are_those_of_the_cpu() {
     let (rows, sequences, longest) = (lengths.iter().sum(), lengths.len(), 4);
     let rope: Vec<f64> =
         reference::rope_table(longest, size, 1e4).iter().map(|&v| f64::from(v as f32)).collect();
+    let cache = |name| {
+        json!({"name": name, "kind": "persistent", "dtype": "bf16",
+               "dims": [sequences, 2 * kv_heads, page, size], "region_dims": [sequences, kv_heads, 1]})
+    };
     let tensors = [
         tensor("qkv", "input", "bf16", [rows, (heads + 2 * kv_heads) * size], 1.0),
-        json!({"name": "cache", "kind": "persistent", "dtype": "bf16",
-               "dims": [sequences, 2 * kv_heads, page, size], "region_dims": [sequences, kv_heads, 1]}),
+        cache("cache"),
+        cache("cache_of_window"),
         json!({"name": "rope", "kind": "constant", "dtype": "f32", "dims": [longest, size], "data": {"values": rope}}),
     ];
     let attrs =
         json!({"heads": heads, "kv_heads": kv_heads, "head_dim": size, "splits": 1, "prefill": false});
+    let mut with_window = attrs.clone();
+    with_window["window"] = json!(3);
     let ops = [
         json!({"op": "attention", "inputs": ["qkv", "cache", "rope"], "outputs": ["y", "cache"], "attrs": attrs}),
+        json!({"op": "attention", "inputs": ["qkv", "cache_of_window", "rope"],
+               "outputs": ["w", "cache_of_window"], "attrs": with_window}),
     ];
     let tokens: Vec<Vec<u32>> = lengths.iter().map(|&length| vec![0; length]).collect();
-    let graph = json!({"rows": rows, "active": sequences, "tensors": tensors, "ops": ops, "outputs": ["y"]});
+    let graph =
+        json!({"rows": rows, "active": sequences, "tensors": tensors, "ops": ops, "outputs": ["y", "w"]});
     let model = ModelFile::new(
         json!({"schema": "mpk-model/1", "graph": graph, "generate": {"prompt_tokens": tokens}}),
     );
