@@ -413,6 +413,41 @@ fn attention_tasks_of_several_slots_are_those_of_the_cpu() {
     assert_eq!(differing(&found, &on_cpu(&model, &[]), 0.01), Vec::<String>::new());
 }
 
+/// Decode tasks of three slots, whose keys of earlier iterations come through the ring: requests of one token to several pages side by
+/// side, in one task, so each slot begins and ends in the ring where the one before it says. The second layer has
+/// a window, which skips pages of the longer ones.
+#[test]
+fn slots_of_different_lengths_share_a_decode_task() {
+    let Some(emulator) = Emulator::new() else { return };
+    let config = json!({
+        "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_size": 256, "intermediate_size": 128,
+        "num_hidden_layers": 2, "use_sliding_window": true, "sliding_window": 37, "max_window_layers": 1,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64,
+        "vocab_size": 256, "max_position_embeddings": 256, "rms_norm_eps": 1e-6, "rope_theta": 10000.0,
+        "tie_word_embeddings": true, "hidden_act": "silu", "attention_bias": false, "dtype": "bfloat16",
+    });
+    let lengths = [1, 140, 16, 3, 133, 15, 200, 2, 17, 31, 1, 50];
+    let prompts: Vec<Vec<usize>> =
+        lengths.iter().map(|&length| (0..length).map(|i| 1 + (length + i * 37) % 250).collect()).collect();
+    let model = ModelFile::random(config, 1)
+        .set("max_batch", lengths.len())
+        .set("max_seq_len", 224)
+        .set("page_size", 16)
+        .set("runtime", json!({"prefill_chunk": 512}))
+        .set("generate", json!({"prompt_tokens": prompts, "max_new_tokens": 4, "ignore_eos": true}));
+    let logprobs = |run: &RunJson| -> Vec<f64> {
+        let lists = run.requests.iter().flat_map(|r| r.logprobs.as_ref().expect("log-probabilities"));
+        lists.flatten().map(|&(_, logprob)| logprob).collect()
+    };
+    let cpu = on_cpu(&model, &["--logprobs", "5"]);
+    let found = emulator.run(&model, &["--logprobs", "5", "--workers", "4"], &toolkit());
+    assert_eq!(found.tokens(), cpu.tokens());
+    let (found, cpu) = (logprobs(&found), logprobs(&cpu));
+    let most = found.iter().zip(&cpu).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+    println!("log-probabilities differ by {most:.5} at most");
+    assert!(most < 0.01 && cpu.len() == lengths.len() * 4 * 5, "{most}\n{found:?}\n{cpu:?}");
+}
+
 /// Keys and values come through the same ring as weights, but `mpk-bench stream` counts weights. It gives no figures if the kernel has not
 /// streamed exactly the graph's weights.
 #[test]
