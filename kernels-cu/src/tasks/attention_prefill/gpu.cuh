@@ -51,7 +51,7 @@ struct AttentionPrefill : TaskCode {
     const mpk_attention_prefill_params& params = context.params<mpk_attention_prefill_params>();
     uint64_t* before = reinterpret_cast<uint64_t*>(context.work());
     const Slots slots(context, before);
-    const prefill::Shape shape = prefill::shape_of(params.group, params.kv_heads, params.window);
+    const prefill::Shape shape = prefill::shape_of(params.group, params.kv_heads, Window ? params.window : 0);
     if ((slots.count() + 1) * sizeof(uint64_t) > Places::kControl) {
       context.fail(MPK_ABORT_KERNEL); /* all threads leave after wait_inputs */
       return;
@@ -70,7 +70,7 @@ struct AttentionPrefill : TaskCode {
   /* By one thread: fills the table with the next parts. */
   static __device__ __forceinline__ void take_parts(Context& context, Control& control) {
     const mpk_attention_prefill_params& params = context.params<mpk_attention_prefill_params>();
-    const prefill::Shape shape = prefill::shape_of(params.group, params.kv_heads, params.window);
+    const prefill::Shape shape = prefill::shape_of(params.group, params.kv_heads, Window ? params.window : 0);
     const Slots slots(context, nullptr);
     const uint32_t task = static_cast<uint32_t>(context.slot->task.args[0]);
     Part* parts = Places::parts();

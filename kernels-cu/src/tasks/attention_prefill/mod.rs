@@ -60,11 +60,16 @@ fn gpu(site: &GpuSite<'_>) -> Result<String, String> {
     if queries.dtype != cache.dtype || out.dtype != cache.dtype || queries.strides[0] % 8 != 0 {
         return Err("queries and output must have the cache's type, and rows of whole 16 bytes".to_string());
     }
+    let window = window_argument(site)?;
+    Ok(format!("mpk::gpu::AttentionPrefill<{}, {dim}, {page_size}{window}>", gpu_float(cache)?))
+}
+
+/// The last template argument of the GPU code: true for an operator with a window. Others have no code for it.
+pub(crate) fn window_argument(site: &GpuSite<'_>) -> Result<&'static str, String> {
     let words = size_of::<mpk_attention_prefill_params>() / 4;
     let bytes = bytemuck::cast_slice(site.params.get(..words).ok_or("its parameters are too few")?);
     let params: mpk_attention_prefill_params = bytemuck::pod_read_unaligned(bytes);
-    let window = if params.window == 0 { "" } else { ", true" };
-    Ok(format!("mpk::gpu::AttentionPrefill<{}, {dim}, {page_size}{window}>", gpu_float(cache)?))
+    Ok(if params.window == 0 { "" } else { ", true" })
 }
 
 /// The page size of a cache; an error if the GPU code of the prefill steps does not support the cache.

@@ -40,13 +40,10 @@ struct Slot {
 struct Shape {
   uint32_t tokens;   /* per query tile */
   uint32_t kv_heads;
-  uint32_t window; /* positions that a token sees */
+  uint32_t window; /* positions that a token sees; 0: all up to its own */
 };
 
-/* `window` 0: a token sees all positions before it. */
-MPK_UNITS Shape shape_of(uint32_t group, uint32_t kv_heads, uint32_t window) {
-  return {kTileRows / group, kv_heads, window == 0 ? 0xFFFFFFFFu : window};
-}
+MPK_UNITS Shape shape_of(uint32_t group, uint32_t kv_heads, uint32_t window) { return {kTileRows / group, kv_heads, window}; }
 
 /* Start of a part of a unit: slot, head, query tile, tile of keys. */
 struct Place {
@@ -63,7 +60,7 @@ MPK_UNITS uint32_t tokens_before(const Shape& shape, const Slot& slot, uint32_t 
 /* Number of tiles of keys before the window of a unit's first token. */
 MPK_UNITS uint32_t hidden_tiles(const Shape& shape, const Slot& slot, uint32_t tile) {
   const uint32_t position = slot.context + tile * shape.tokens;
-  return position < shape.window ? 0 : (position - shape.window + 1) / kTileKeys;
+  return shape.window == 0 || position < shape.window ? 0 : (position - shape.window + 1) / kTileKeys;
 }
 /* Number of a unit's tiles of keys, up to those that its last token sees. */
 MPK_UNITS uint32_t key_tiles(const Shape& shape, const Slot& slot, uint32_t tile) {
@@ -77,7 +74,7 @@ MPK_UNITS uint64_t weight_of_whole(const Shape& shape, const Slot& slot, uint32_
 }
 /* Weight of the first `tiles` units of a slot and head. */
 MPK_UNITS uint64_t weight_before(const Shape& shape, const Slot& slot, uint32_t tiles) {
-  if (slot.context + tiles * shape.tokens <= shape.window) return weight_of_whole(shape, slot, tiles);
+  if (shape.window == 0 || slot.context + tiles * shape.tokens <= shape.window) return weight_of_whole(shape, slot, tiles);
   uint32_t whole = slot.context < shape.window ? (shape.window - slot.context - 1) / shape.tokens + 1 : 0;
   if (whole > tiles) whole = tiles;
   const uint64_t fixed = static_cast<uint64_t>(tiles - whole) * (static_cast<uint64_t>(kUnitKeys) + shape.window - 1);

@@ -8,7 +8,7 @@
 namespace mpk {
 namespace gpu {
 
-template <uint32_t Dtype, uint32_t Dim>
+template <uint32_t Dtype, uint32_t Dim, bool Window = false>
 struct AttentionPrefillMerge : TaskCode {
   static_assert(Dim == 64 || Dim == 128, "attention_prefill_merge");
 
@@ -39,7 +39,7 @@ struct AttentionPrefillMerge : TaskCode {
     const uint32_t control_bytes = (sizeof(Control) + 4 * tasks + 15) / 16 * 16;
     uint64_t* before = reinterpret_cast<uint64_t*>(context.work() + control_bytes);
     const attention_prefill::Slots slots(context, before);
-    const prefill::Shape shape = prefill::shape_of(params.group, params.kv_heads, params.window);
+    const prefill::Shape shape = prefill::shape_of(params.group, params.kv_heads, Window ? params.window : 0);
     if (lane == 0) control.first_sixteen = control.last_sixteen = 0;
     if (control_bytes + (slots.count() + 1) * sizeof(uint64_t) > kWorkBytes) {
       context.fail(MPK_ABORT_KERNEL);

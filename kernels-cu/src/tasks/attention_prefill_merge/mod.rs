@@ -8,7 +8,7 @@
 
 use crate::abi::{mpk_task_attention_prefill_merge, params_words};
 use crate::registry::{GpuSite, Registration};
-use crate::tasks::attention_prefill::{params, step_only, unit_share, weights_bytes};
+use crate::tasks::attention_prefill::{params, step_only, unit_share, weights_bytes, window_argument};
 use crate::tasks::heads::rows_and_active;
 use crate::tasks::operand::gpu_float;
 use std::sync::Arc;
@@ -32,7 +32,7 @@ fn gpu(site: &GpuSite<'_>) -> Result<String, String> {
     };
     match (partial.dims[2], gpu_float(out)?) {
         (dim @ (64 | 128), act) if act != "MPK_F32" => {
-            Ok(format!("mpk::gpu::AttentionPrefillMerge<{act}, {dim}>"))
+            Ok(format!("mpk::gpu::AttentionPrefillMerge<{act}, {dim}{}>", window_argument(site)?))
         }
         (dim, act) => Err(format!("heads of {dim} {act}; the GPU code takes 64 and 128 elements of 2 bytes")),
     }
