@@ -122,7 +122,8 @@ fn prefill_attention_of_large_heads_is_that_of_the_cpu() {
     for (head, layers) in [(64, 1), (128, 2)] {
         let config = json!({
             "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_size": 512, "intermediate_size": 256,
-            "use_sliding_window": true, "sliding_window": 77, "max_window_layers": 1, "num_hidden_layers": layers, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": head,
+            "use_sliding_window": true, "sliding_window": 77, "max_window_layers": 1, "num_hidden_layers": layers,
+            "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": head,
             "vocab_size": 512, "max_position_embeddings": 512, "rms_norm_eps": 1e-6, "rope_theta": 10000.0,
             "tie_word_embeddings": true, "hidden_act": "silu", "attention_bias": false, "dtype": "bfloat16",
         });
@@ -198,10 +199,7 @@ fn changing(emulator: &Emulator, name: &str, changes: &[(&str, &str, &str)]) -> 
 }
 
 /// Every way to choose a token, of several samples a task. So it is with so little room that the candidates of a sample do not fit and
-/// that lists are found digit by digit. A wrong bound of the noise is seen.
-///
-/// Logits of emulator and CPU differ by rounding, which is not the same on all processors. So one request of a setting may have other
-/// tokens, where two candidates are nearly equal or one is at the end of the nucleus. Two may not.
+/// that lists are found digit by digit, by warps of which all but the first are slow. A wrong bound of the noise is seen.
 #[test]
 fn tokens_are_the_cpus_whatever_the_sampling() {
     let Some(emulator) = Emulator::new() else { return };
@@ -237,14 +235,18 @@ fn tokens_are_the_cpus_whatever_the_sampling() {
             job.run_beside_others().json().tokens()
         };
         let pairs = settings.into_iter().zip(&cpu).take(times);
-        let others = |s, cpu: &[Vec<u32>]| tokens(s).iter().zip(cpu).filter(|(a, b)| a != b).count();
-        pairs.filter(|(s, cpu)| others(*s, cpu) > 1).map(|(s, _)| s).collect()
+        pairs.filter(|(s, cpu)| tokens(*s) != **cpu).map(|(s, _)| s).collect()
     };
     assert_eq!(differing(&toolkit(), settings.len()), Vec::<&str>::new());
     let partial = "src/tasks/sample_partial/gpu.cuh";
     let small = [
         (partial, "kPool = 1024", "kPool = 16"),
         ("src/tasks/sample_partial/gpu_few.cuh", "kKeys = 320", "kKeys = 8"),
+        (
+            "src/tasks/sample_partial/gpu_sample.cuh",
+            "const uint32_t taken = room->taken;",
+            "if (context.warp != 0) __nanosleep(200000); const uint32_t taken = room->taken;",
+        ),
     ];
     assert_eq!(
         differing(&changing(&emulator, "small", &small), settings.len()),
@@ -418,8 +420,8 @@ fn attention_tasks_of_several_slots_are_those_of_the_cpu() {
 }
 
 /// Decode tasks of three slots, whose keys of earlier iterations come through the ring: requests of one token to several pages side by
-/// side, in one task, so each slot begins and ends in the ring where the one before it says. The second layer has
-/// a window, which skips pages of the longer ones.
+/// side, in one task, so each slot begins and ends in the ring where the one before it says. The second layer has a window, which skips
+/// pages of the longer ones.
 #[test]
 fn slots_of_different_lengths_share_a_decode_task() {
     let Some(emulator) = Emulator::new() else { return };

@@ -189,7 +189,9 @@ __device__ __forceinline__ uint32_t select_keys(Context& context, uint32_t count
     if (key != 0 && key >= prefix) each(atomicAdd(&room->taken, 1u), key);
   }
   context.sync();
-  return room->taken;
+  const uint32_t taken = room->taken;
+  context.sync(); /* the next call sets it to 0, maybe while a slower warp is still here */
+  return taken;
 }
 
 /* Fills a list of pairs (logit, token) from `listed` to its wanted length. */
