@@ -24,10 +24,10 @@
 //! There is one task per active slot a, local key-value head h and split i. On GPUs a task may also cover the heads after h
 //! (`attention.kv_heads`), and several slots: a, a + d, a + 2d ... (`attention.slots`). Arguments: `[a, h, i, splits, first local
 //! query head, query heads of each key-value head, slots, d]`. A slot's positions (context and new tokens, without pages that no row
-//! sees) are cut into `splits` shares of whole pages. The rows of an active slot are known only at run time; those of different slots are disjoint. In regions, "the rows of active slot a" are represented by the
-//! slot's *row share* ([`row_share`]): the rows R a/A .. R (a+1)/A of R rows, for A active slots. Writers of a slot's rows name
-//! the row share with [`taskgraph::Trust::RowsOfSlot`] and see the whole tensor. Rows that another operator names may belong to
-//! any slot. A task reads and writes the region `[a, h, i]` of the cache, in `kv_region_dims`.
+//! sees) are cut into `splits` shares of whole pages. The rows of an active slot are known only at run time; those of different
+//! slots are disjoint. In regions, "the rows of active slot a" are represented by the slot's *row share* ([`row_share`]): the rows
+//! R a/A .. R (a+1)/A of R rows, for A active slots. Writers of a slot's rows name the row share with
+//! [`taskgraph::Trust::RowsOfSlot`] and see the whole tensor. Rows that another operator names may belong to any slot. A task reads and writes the region `[a, h, i]` of the cache, in `kv_region_dims`.
 //!
 //! If each head has d tasks of several slots, the first slots of the tasks are 0 to d - 1. So the active slots are distributed
 //! evenly, however many there are. Regions then name the *unit share* of task a of d ([`taskgraph::Trust::RowsOfUnits`]): a unit is

@@ -8,8 +8,8 @@ use crate::model::hf_config::{
 };
 use crate::model::json::Fields;
 
-/// Mistral: Llama with a sliding window in all layers, whatever `layer_types` says, as in transformers. The window is 4096 if the configuration does not set it, and
-/// absent if it says null.
+/// Mistral: Llama with a sliding window in all layers, whatever `layer_types` says, as in transformers. The window is 4096 if the
+/// configuration does not set it, and absent if it says null.
 #[derive(Debug)]
 pub struct Mistral;
 
@@ -33,7 +33,8 @@ impl Architecture for Mistral {
 
     fn traits(&self, fields: &Fields<'_>, num_layers: u32) -> Result<Traits, InputError> {
         sliding_layers(fields, num_layers)?;
-        let window = SlidingWindow::of(sliding_window(fields, 4096)?, vec![true; num_layers as usize]);
+        let layers = vec![true; num_layers as usize];
+        let window = sliding_window(fields, 4096)?.map(|positions| SlidingWindow { positions, layers });
         Ok(Traits { sliding_window: window, ..Traits::default() })
     }
 }

@@ -49,7 +49,7 @@ pub(super) fn window(fields: &Fields<'_>, num_layers: u32) -> Result<Option<Slid
     let max_window_layers = fields.u32("max_window_layers")?.unwrap_or(28);
     let layers = named.unwrap_or_else(|| (0..num_layers).map(|layer| layer >= max_window_layers).collect());
     if used && layers.contains(&true) {
-        Ok(SlidingWindow::of(sliding_window(fields, 4096)?, layers))
+        Ok(sliding_window(fields, 4096)?.map(|positions| SlidingWindow { positions, layers }))
     } else {
         Ok(None)
     }

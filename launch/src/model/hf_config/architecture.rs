@@ -37,13 +37,6 @@ pub struct SlidingWindow {
     pub layers: Vec<bool>,
 }
 
-impl SlidingWindow {
-    /// The window `positions` in `layers`, if both are there.
-    pub fn of(positions: Option<u32>, layers: Vec<bool>) -> Option<SlidingWindow> {
-        positions.filter(|_| layers.contains(&true)).map(|positions| SlidingWindow { positions, layers })
-    }
-}
-
 /// The differences between decoders.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Traits {
