@@ -320,7 +320,10 @@ struct Attention : TaskCode {
       if (code != MPK_OK) return code;
       if (!kOneSlot && context.warp == kComputeWarps - 1) touch(context, share.heads, next);
       if (pass == 0) tile.fetch_rest(begin, share.context);
+      /* What depends on the thread is not kept in registers while the keys are read. */
+      context.find_thread();
       tile.run(begin, step);
+      context.find_thread();
       if (kOverlay<Tile> && (code = context.sync()) != MPK_OK) return code;
       tile.store(out + context.warp * Tile::kQueries * Share::kOutPitch, state + context.warp * Tile::kQueries * 2);
       code = context.sync();

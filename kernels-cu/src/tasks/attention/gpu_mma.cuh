@@ -155,15 +155,9 @@ class MmaTile {
   /* Stores this warp's results in shared memory: `out` has kQueries rows of kOutPitch, `state` the maximum and sum
    * of each. */
   __device__ __forceinline__ void store(float* out, float* state) {
+    store_state(state);
 #pragma unroll
     for (uint32_t n = 0; n < NT; ++n) {
-      float sum = sum_[n];
-      sum += __shfl_xor_sync(0xFFFFFFFFu, sum, 1);
-      sum += __shfl_xor_sync(0xFFFFFFFFu, sum, 2);
-      if (t_ == 0) {
-        state[2 * (8 * n + g_)] = max_[n];
-        state[2 * (8 * n + g_) + 1] = sum;
-      }
 #pragma unroll
       for (uint32_t e = 0; e < 2; ++e)
 #pragma unroll
@@ -177,6 +171,19 @@ class MmaTile {
   }
 
  protected:
+  __device__ __forceinline__ void store_state(float* state) const {
+#pragma unroll
+    for (uint32_t n = 0; n < NT; ++n) {
+      float sum = sum_[n];
+      sum += __shfl_xor_sync(0xFFFFFFFFu, sum, 1);
+      sum += __shfl_xor_sync(0xFFFFFFFFu, sum, 2);
+      if (t_ == 0) {
+        state[2 * (8 * n + g_)] = max_[n];
+        state[2 * (8 * n + g_) + 1] = sum;
+      }
+    }
+  }
+
   /* Resets the state to no keys. */
   __device__ __forceinline__ void clear() {
     if constexpr (Window) all_from_ = share_.first_key(first_query_ + kQueries - 1);
@@ -222,7 +229,7 @@ class MmaTile {
   /* From the kept rows, if `position` is one of them. Nothing may be read past the end of a row of an odd size. */
   __device__ __forceinline__ void load_kept(uint4& to, const Element* kept, uint32_t position, uint32_t from, uint32_t d) {
     if (position < from || position >= last_ || d >= Dim) return;
-    const uint32_t* words = reinterpret_cast<const uint32_t*>(kept + (position - share_.first_new) * Shares::kPadded + d);
+    const uint32_t* words = reinterpret_cast<const uint32_t*>(kept + (position - share_.first_new) * Shares::kPadded + (d ^ Shares::flipped(position)));
     if constexpr (Dim % 8 == 0) {
       to = *reinterpret_cast<const uint4*>(words);
     } else {
@@ -241,12 +248,17 @@ class MmaTile {
   }
   __device__ __forceinline__ void load_keys(const uint32_t (&rows)[2]) {
 #pragma unroll
-    for (uint32_t j = 0; j < 2; ++j)
-      load_chunks(keys_[j], share_.key(rows[j]) + 8 * t_, rows[j] != kNoRow, std::make_integer_sequence<uint32_t, kKeyChunks>());
+    for (uint32_t j = 0; j < 2; ++j) {
+      const uint32_t flipped = Shares::flipped(rows[j]);
+      /* In a permuted row, chunks of 32 may have changed places in pairs. */
+      const Element* const own = share_.key(rows[j]) + ((8 * t_) ^ (flipped & 24));
+      load_chunks(keys_[j], own + (flipped & 32), own - (flipped & 32), rows[j] != kNoRow, std::make_integer_sequence<uint32_t, kKeyChunks>());
+    }
   }
   template <uint32_t... Chunk>
-  __device__ __forceinline__ void load_chunks(uint4 (&to)[kKeyChunks], const Element* from, bool valid, std::integer_sequence<uint32_t, Chunk...>) {
-    (load8<32 * Chunk>(to[Chunk], from, valid, 8 * t_), ...);
+  __device__ __forceinline__ void load_chunks(uint4 (&to)[kKeyChunks], const Element* even, const Element* odd, bool valid,
+                                              std::integer_sequence<uint32_t, Chunk...>) {
+    (load8<32 * Chunk>(to[Chunk], Chunk % 2 == 0 ? even : odd, valid, 8 * t_), ...);
   }
 
   /* The rows of the unit's keys 2t, 2t+1, 2t+8, 2t+9. */
@@ -257,7 +269,7 @@ class MmaTile {
   template <uint32_t... Chunk>
   __device__ __forceinline__ void load_values(const uint32_t (&rows)[4], std::integer_sequence<uint32_t, Chunk...>) {
 #pragma unroll
-    for (uint32_t i = 0; i < 4; ++i) (load8<64 * Chunk>(values_[Chunk][i], share_.value(rows[i]) + 8 * g_, rows[i] != kNoRow, 8 * g_), ...);
+    for (uint32_t i = 0; i < 4; ++i) (load8<64 * Chunk>(values_[Chunk][i], share_.value(rows[i]) + ((8 * g_) ^ Shares::flipped(rows[i])), rows[i] != kNoRow, 8 * g_), ...);
   }
 
   __device__ __forceinline__ void fetch_keys(uint32_t row) {
@@ -340,8 +352,8 @@ class MmaTile {
     }
   }
 
-  __device__ __forceinline__ void add_values(const float (&p)[2][4]) {
-    uint32_t b[NT][2], rest[NT][2];
+  /* The probabilities as right operands, and what their rounding leaves. */
+  static __device__ __forceinline__ void pack(const float (&p)[2][4], uint32_t (&b)[NT][2], uint32_t (&rest)[NT][2]) {
 #pragma unroll
     for (uint32_t n = 0; n < NT; ++n)
 #pragma unroll
@@ -349,6 +361,11 @@ class MmaTile {
         b[n][j] = packed<Dtype>(p[j][2 * n], p[j][2 * n + 1]);
         rest[n][j] = packed_rest<Dtype>(b[n][j], p[j][2 * n], p[j][2 * n + 1]);
       }
+  }
+
+  __device__ __forceinline__ void add_values(const float (&p)[2][4]) {
+    uint32_t b[NT][2], rest[NT][2];
+    pack(p, b, rest);
 #pragma unroll
     for (uint32_t c = 0; c < kValueChunks; ++c) add_chunk(c, values_[c], b, rest);
   }
@@ -369,7 +386,7 @@ class MmaTile {
   }
 
   const Shares& share_;
-  const uint32_t lane_, g_, t_;
+  uint32_t lane_, g_, t_;
   const Element* queries_ = nullptr;
   uint32_t first_query_ = 0, last_ = 0, row_ = kNoRow;
   /* For query 8n + g; the sum covers only this lane's keys. */

@@ -126,7 +126,7 @@ class Rows {
     const uint32_t q = (at - appended_) % Tile::kQueries;
     Element* tile = queries + (at - appended_) / Tile::kQueries * Tile::kQueryElements;
     Element* kept = share_.new_keys() + at * Shares::kPadded;
-    const uint32_t row = share_.row_in(page, share_.first_new + at);
+    const uint32_t row = share_.row_in(page, share_.first_new + at), flipped = Shares::flipped(share_.first_new + at);
 #pragma unroll
     for (uint32_t i = 0; i < kPairs; ++i) {
       const uint32_t pair = context.lane + 32 * i;
@@ -138,8 +138,8 @@ class Rows {
       for (uint32_t h = 0; h < 2; ++h) {
         const uint32_t d = pair + h * kHalf;
         if (!is_key) tile[Tile::query_index(q, d)] = rounded[h];
-        if (is_key && share_.kept()) kept[d] = rounded[h];
-        if (row != kNoRow) share_.key(row)[d] = rounded[h];
+        if (is_key && share_.kept()) kept[d ^ flipped] = rounded[h];
+        if (row != kNoRow) share_.key(row)[d ^ flipped] = rounded[h];
       }
     }
     /* The products cover whole chunks of 32. */
@@ -156,8 +156,9 @@ class Rows {
       const uint32_t row = share_.first_row + share_.first_new - share_.context + at;
       const uint32_t to = share_.row_at(share_.first_new + at, share_.last);
       const Piece piece = *reinterpret_cast<const Piece*>(row_of<const Element>(view, row) + share_.in_views * Dim + d);
-      if (share_.kept()) *reinterpret_cast<Piece*>(share_.new_values() + at * Shares::kPadded + d) = piece;
-      if (to != kNoRow) *reinterpret_cast<Piece*>(share_.value(to) + d) = piece;
+      const uint32_t place = d ^ Shares::flipped(share_.first_new + at);
+      if (share_.kept()) *reinterpret_cast<Piece*>(share_.new_values() + at * Shares::kPadded + place) = piece;
+      if (to != kNoRow) *reinterpret_cast<Piece*>(share_.value(to) + place) = piece;
     }
   }
 

@@ -3,6 +3,7 @@
 
 #include "gpu/loads.cuh"
 #include "gpu/task.cuh"
+#include "tasks/attention/cache_layout.cuh"
 #include "tasks/attention/params.h"
 
 namespace mpk {
@@ -47,6 +48,9 @@ struct alignas(16) Share {
 
   static constexpr uint32_t kShareBytes = 1024; /* of all warps */
   static constexpr uint32_t kKeptBytes = 2 * kKeptRows * kPadded * sizeof(Element); /* of a head */
+  /* By what element numbers differ from their places in a row of the cache, and in a kept row (cache_layout.cuh). */
+  static __device__ __forceinline__ uint32_t flipped(uint32_t position) { return CacheLayout<sizeof(Element), Dim, PageSize>::flipped(position); }
+
   /* The kept rows, kPadded elements apart. */
   __device__ __forceinline__ Element* new_keys() const { return reinterpret_cast<Element*>(work_area() + kShareBytes + in_views * kKeptBytes); }
   __device__ __forceinline__ Element* new_values() const { return new_keys() + kKeptRows * kPadded; }

@@ -7,6 +7,7 @@
  * elements per lane, a row took 520 instructions and 50 shuffles (8B, H200: 25 us for 2,048 rows), now 310 and 14. */
 #pragma once
 
+#include "tasks/attention/cache_layout.cuh"
 #include "tasks/attention_append/params.h"
 #include "tasks/attention_prefill/gpu_setup.cuh"
 
@@ -148,11 +149,11 @@ struct AttentionAppend : TaskCode {
     bool valid_[kLoads] = {};
   };
 
-  /* Where results go: the first bytes that a lane writes of a row of the queries and of a row of the cache. */
+  /* Where results go: the first bytes that a lane writes of a row of the queries, and the first row of the cache. */
   struct Results {
     __device__ __forceinline__ Results(const Context& context, const Rows& rows)
         : queries(context.output(0).addr + rows.head() * kHeadBytes + rows.chunk() * 16), stride(context.output(0).strides[0] * 2),
-          cache(context.output(1).addr + rows.chunk() * 16) {
+          cache(context.output(1).addr) {
       if (rows.head() % 2 != 0) cache += static_cast<uint64_t>(context.output(1).dims[1] / 2) * PageSize * kHeadBytes; /* values */
     }
     uint64_t queries;
@@ -247,10 +248,11 @@ struct AttentionAppend : TaskCode {
     uint32_t turned[2][4];
     turn(at + (is_key ? kHeads : kHeads + 1) * kHeadBytes + rows.chunk() * 16, at + kRopeAt + rows.chunk() * 32, weights, eps, raw, turned);
     const uint64_t to = results.cache + static_cast<uint64_t>(cache_row) * kHeadBytes;
+    const uint32_t flipped = attention::CacheLayout<sizeof(Element), Dim, PageSize>::flipped(cache_row);
     if (rows.head() / 2 >= kGroup || first + rows.group_row() >= count || cache_row == kNoRow) return;
 #pragma unroll
     for (uint32_t half = 0; half < 2; ++half)
-      *reinterpret_cast<uint4*>(to + half * Dim) = is_key ? make_uint4(turned[half][0], turned[half][1], turned[half][2], turned[half][3]) : raw[half];
+      *reinterpret_cast<uint4*>(to + ((half * (Dim / 2) + rows.chunk() * 8) ^ flipped) * 2) = is_key ? make_uint4(turned[half][0], turned[half][1], turned[half][2], turned[half][3]) : raw[half];
   }
 };
 

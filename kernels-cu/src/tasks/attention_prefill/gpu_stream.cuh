@@ -1,12 +1,13 @@
 /* The fetch warp copies the keys and values of a task's units into the ring of stages, in the order in which the steps of gpu.cuh
  * take them: first the keys of tile 0, then for each tile i its keys and the values of tile i - 1, and last the values of the last tile.
  *
- * A stage has rows of 128 bytes, swizzled by 128. With heads of 128 elements, a stage of keys has half of the elements of all keys of
+ * A stage has rows of 128 bytes, swizzled by 128, as rows of the cache are. With heads of 128 elements, a stage of keys has half of the elements of all keys of
  * a tile. A stage of values has half of the tile's values: first the first 64 elements of each, then the others. With heads of 64
  * elements, a stage has a whole tile. */
 #pragma once
 
 #include "gpu/warp_loader.cuh"
+#include "tasks/attention/cache_layout.cuh"
 #include "tasks/attention_prefill/gpu_setup.cuh"
 
 namespace mpk {
@@ -51,6 +52,7 @@ template <uint32_t Dim, uint32_t PageSize>
 class Stream {
   using Places = Layout<Dim>;
   static_assert(kStageBytes == kTileKeys * 128, "a stage has 64 elements of each key of a tile");
+  static constexpr bool kPermuted = attention::CacheLayout<2, Dim, PageSize>::kPermuted;
   /* A piece is the rows of a tile that are adjacent in the cache. Lane l looks up pieces l, l + 32, ... */
   static constexpr uint32_t kPieceRows = PageSize < kTileKeys ? PageSize : kTileKeys;
   static constexpr uint32_t kPieces = kTileKeys / kPieceRows;
@@ -154,7 +156,7 @@ class Stream {
         row = __shfl_sync(0xFFFFFFFFu, rows.row[first / kPieceRows / 32], static_cast<int>((first / kPieceRows + of_lane / kPieceRows) % 32));
         from = base + static_cast<uint64_t>(Whole || row != kNoRow ? row + offset + (first + of_lane) % kPieceRows : 0) * (Dim * 2);
       }
-      const uint32_t place = to + i * kAtOnce * 128 + ((own % 8) ^ ((i * kAtOnce + of_lane) % 8)) * 16;
+      const uint32_t place = to + i * kAtOnce * 128 + (own % 8 ^ (kPermuted ? 0 : (i * kAtOnce + of_lane) % 8)) * 16;
       copy16<Whole>(place, from, first + of_lane < rows.count);
       from += kAtOnce * Dim * 2;
     }
