@@ -1,32 +1,26 @@
 """Checks mpk-serve: answers under load against each request alone and against Hugging Face, cancels, the first token after an idle
-time, and the end.
+time, the prefix cache, and the end.
 
 The reference of a request is the server's own answer while nothing else runs. For the trained example, these are also
-compared with the tokens of transformers. The prefix cache is off, so no page is in use after the last request.
+compared with the tokens of transformers. The prefix cache is off; a second server has it (`prefix_cache.py`).
 """
 
 import http.client
-import json
 import os
 import random
 import signal
-import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import models
-from common import PATIENCE, Job, session_processes, summary
+import prefix_cache
+from common import PATIENCE, Job, summary
 from golden import CLEAR_WINNER
+from server import IDLE_EXIT, LOGPROBS, Server, Wrong, compare_with_alone
 
-REQUESTS, CLIENTS, SLOTS, CANCELLED_OF, LOGPROBS = 48, 12, 8, 6, 3
-IDLE_EXIT, WAKE_LIMIT_MS, FIRST_TOKEN_LIMIT_MS = 1.0, 50.0, 1.0
-START_SECONDS, ANSWER_SECONDS, END_SECONDS = 40, 30, 15
+REQUESTS, CLIENTS, SLOTS, CANCELLED_OF = 48, 12, 8, 6
+WAKE_LIMIT_MS, FIRST_TOKEN_LIMIT_MS = 50.0, 1.0
 MIXED = {"decode": "static", "prefill": "dynamic"}
-
-
-class Wrong(Exception):
-    """An answer that is not as expected."""
 
 
 def model(check, placement, suffix):
@@ -47,113 +41,6 @@ def choices(check):
 def jobs(check):
     """What the servers launch."""
     return [Job(model(check, placement, name), ranks, logprobs=LOGPROBS) for ranks, name, placement in choices(check)]
-
-
-class Server:
-    """A running mpk-serve."""
-
-    def __init__(self, check, binary, path, ranks):
-        self.check = check
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
-        launch = ["mpirun", "-n", ranks, "--bind-to", "none"] if ranks > 1 else []
-        self.started = check.start([*launch, binary, path, "--backend", check.backend, "--port", self.port, "--prefix-cache", "off",
-                                    "--logprobs", LOGPROBS, "--idle-exit", IDLE_EXIT, "--deadline", 10 * PATIENCE])
-        until = time.monotonic() + check.time_left(START_SECONDS)
-        while self.status("/health") != 200:
-            if self.process.poll() is not None or time.monotonic() > until:
-                raise Wrong(f"not ready: {self.end(0).problem()}")
-            time.sleep(0.05)
-
-    @property
-    def process(self):
-        return self.started[0]
-
-    def connection(self):
-        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=ANSWER_SECONDS * PATIENCE)
-
-    def status(self, path):
-        """Status of a GET, or None if no server listens."""
-        try:
-            connection = self.connection()
-            connection.request("GET", path)
-            return connection.getresponse().status
-        except OSError:
-            return None
-        finally:
-            connection.close()
-
-    def post(self, body):
-        """The connection and the answer of a completion."""
-        connection = self.connection()
-        connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
-        answer = connection.getresponse()
-        if answer.status != 200:
-            raise Wrong(f"status {answer.status}: {answer.read()[:200]}")
-        return connection, answer
-
-    def choice(self, body):
-        """An answer in one piece."""
-        connection, answer = self.post(body | {"return_token_ids": True})
-        try:
-            return json.loads(answer.read())["choices"][0]
-        finally:
-            connection.close()
-
-    def tokens(self, body):
-        """Tokens of an answer in one piece."""
-        return self.choice(body)["token_ids"]
-
-    def steps(self, body, logprobs=LOGPROBS):
-        """For each token of an answer: its id, its text, and log-probabilities of the best texts."""
-        choice = self.choice(body | {"logprobs": logprobs})
-        shown = choice["logprobs"]
-        return list(zip(choice["token_ids"], shown["tokens"], shown["top_logprobs"], strict=True))
-
-    def cancelled(self, body):
-        """Closes a stream after its first token."""
-        connection, answer = self.post(body | {"stream": True})
-        answer.readline()
-        connection.close()
-
-    def pieces(self, body):
-        """Times at which the pieces of a stream came, in ms after the request."""
-        begin = time.perf_counter()
-        connection, answer = self.post(body | {"stream": True})
-        times = []
-        for line in answer:
-            if line.startswith(b"data: {") and json.loads(line[6:])["choices"][0].get("text"):
-                times.append((time.perf_counter() - begin) * 1e3)
-        connection.close()
-        return times
-
-    def gauge(self, name):
-        """A number of /metrics."""
-        connection = self.connection()
-        connection.request("GET", "/metrics")
-        lines = connection.getresponse().read().decode().splitlines()
-        connection.close()
-        return float(next(line for line in lines if line.startswith(f"mpk:{name}{{")).rsplit(" ", 1)[1])
-
-    def rank_0(self):
-        """Process id of rank 0: under mpirun a child."""
-        for process in session_processes(self.process.pid):
-            try:
-                name = Path(f"/proc/{process}/comm").read_text().strip()
-                environment = Path(f"/proc/{process}/environ").read_bytes().split(b"\0")
-            except OSError:
-                continue
-            rank = next((line for line in environment if line.startswith(b"OMPI_COMM_WORLD_RANK=")), b"=0")
-            if name == "mpk-serve" and rank.endswith(b"=0"):
-                return process
-        return self.process.pid
-
-    def end(self, number=signal.SIGTERM):
-        """Ends it; returns the finished command."""
-        if number and self.process.poll() is None:
-            os.kill(self.rank_0(), number)
-        return self.check.finish(self.started, END_SECONDS * PATIENCE)
 
 
 def bodies(check):
@@ -195,35 +82,8 @@ def load(check, server):
     for index, steps in enumerate(found):
         if steps is not None:
             ties += compare_with_alone(server, index, requests[index], alone[index], steps)
-    until = time.monotonic() + 5 * PATIENCE
-    while server.gauge("num_requests_running") or server.gauge("kv_cache_usage_perc"):
-        if time.monotonic() > until:
-            raise Wrong(f"{server.gauge('num_requests_running')} requests still run, {server.gauge('kv_cache_usage_perc')} of the pages in use")
-        time.sleep(0.05)
+    server.until_free()
     return f"{len(found)} requests give the same tokens as alone ({ties} near ties); {found.count(None)} of them were cancelled"
-
-
-def compare_with_alone(server, index, body, alone, found):
-    """Number of near ties that have another winner when other requests run at the same time: products of many rows and
-    of few rows add in different orders.
-
-    After a near tie, the rest is compared with the idle server's answer to the prompt and the tokens so far.
-    """
-    if len(found) != len(alone):
-        raise Wrong(f"request {index} has {len(found)} tokens, alone {len(alone)}")
-    for step, ((token, text, _), (expected, best, top)) in enumerate(zip(found, alone, strict=True)):
-        if token == expected:
-            continue
-        if text not in top or top[text] < top[best] - CLEAR_WINNER:
-            raise Wrong(f"request {index}, {len(found) - step} tokens before its end: token {token}, alone {expected}; "
-                        f"log-probabilities alone {top}")
-        rest = found[step + 1:]
-        if not rest:
-            return 1
-        prompt = body["prompt"] + [token for token, _, _ in found[:step + 1]]
-        body = body | {"prompt": prompt, "max_tokens": len(rest)}
-        return 1 + compare_with_alone(server, index, body, server.steps(body), rest)
-    return 0
 
 
 def first_token(server, wait, repeats):
@@ -238,13 +98,16 @@ def first_token(server, wait, repeats):
 
 
 def judge_server(check, binary, ranks, name, placement):
-    """All of one server."""
+    """All of one server, and of a second one with the prefix cache."""
     what = f"serve N={ranks} {name}"
+    path = model(check, placement, name)
     server = None
     try:
-        server = Server(check, binary, model(check, placement, name), ranks)
+        server = Server(check, binary, path, ranks)
         compare_with_transformers(server)
         check.ok(what, f"{load(check, server)}, all pages free again")
+        shared = prefix_cache.Requests(check, path)
+        alone = shared.alone(server)
         warm = first_token(server, 0.02, 15)
         woken = first_token(server, IDLE_EXIT * PATIENCE + 0.7, 3)
         extra = woken["median"] - warm["median"]
@@ -254,12 +117,21 @@ def judge_server(check, binary, ranks, name, placement):
         if PATIENCE == 1 and check.cuda:
             check.judge(extra < WAKE_LIMIT_MS, f"{what} wake", f"{detail} (target: {WAKE_LIMIT_MS:.0f} ms)")
             check.judge(warm["median"] < FIRST_TOKEN_LIMIT_MS, f"{what} first", f"{warm['median']:.2f} ms (target: {FIRST_TOKEN_LIMIT_MS} ms)")
-        done = server.end()
-        check.judge(done.status == 0 and not done.timed_out, f"{what} end", f"SIGTERM: exit status {done.status} after {done.seconds:.1f} s in all"
-                    if done.status == 0 else done.problem())
+        judge_end(check, server, what)
+        server, what = None, f"{what} prefix cache"
+        server = Server(check, binary, path, ranks, prefix_cache="on")
+        check.ok(what, shared.judge(server, alone))
+        judge_end(check, server, what)
     except (Wrong, OSError, http.client.HTTPException, KeyError, ValueError) as problem:
         said = server.end(signal.SIGKILL).stderr[-600:] if server else ""
         check.failed(what, f"{type(problem).__name__}: {problem} {said}")
+
+
+def judge_end(check, server, what):
+    """Ends a server as a user would."""
+    done = server.end()
+    check.judge(done.status == 0 and not done.timed_out, f"{what} end", f"SIGTERM: exit status {done.status} after {done.seconds:.1f} s in all"
+                if done.status == 0 else done.problem())
 
 
 def run(check):
