@@ -58,6 +58,24 @@ fn requests_under_load_have_the_tokens_of_each_one_alone() {
     }
 }
 
+/// Prompts of up to 40 tokens. The windows are shorter, so of a long cached beginning only the last pages are read.
+#[test]
+fn windows_do_not_disturb_the_prefix_cache() {
+    for (fixture, ranks) in [("mistral-window", 1), ("qwen2-window", 2)] {
+        let [without, with] = ["off", "on"].map(|cache| {
+            let model = ModelFile::of_fixture(fixture)
+                .set("max_batch", 8)
+                .set("max_seq_len", 160)
+                .set("page_size", 4)
+                .set("runtime", json!({"kv_pages": 40, "prefix_cache": cache}));
+            online(ranks, &model.path(), 120)
+        });
+        println!("{fixture}, {ranks} ranks: {}", with.trim());
+        assert!(!with.contains(" 0 of ") && !with.contains(" 0 pages given up"), "nothing is cached: {with}");
+        assert_eq!(tokens_alone(&with), tokens_alone(&without), "{without}\n{with}");
+    }
+}
+
 #[test]
 fn every_lowering_of_the_allreduce_serves_the_same_tokens() {
     for (ranks, placement, lowerings) in [
