@@ -72,7 +72,8 @@ impl Follower {
 
     /// Waits until there may be something to do. `prompt` means that a ring arrives at once.
     fn rest(&mut self, prompt: bool) {
-        if !self.waiting.is_empty() || self.wire.is_busy() || self.looks > 0 {
+        let unseen = self.table.counted() != self.table.written();
+        if !self.waiting.is_empty() || unseen || self.wire.is_busy() || self.looks > 0 {
             self.looks = self.looks.saturating_sub(1);
             self.bell.sleep(self.heard, self.bell.short());
         } else {
