@@ -25,6 +25,11 @@ impl Bells {
         }
     }
 
+    /// Those of this node.
+    pub fn near(&self) -> &[Bell] {
+        &self.near
+    }
+
     pub fn ring(&self) {
         self.near.iter().for_each(|bell| bell.ring());
         self.far.iter().for_each(Ringer::ring);

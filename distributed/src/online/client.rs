@@ -106,6 +106,8 @@ pub(super) struct State {
     pub stats: Stats,
     /// The bell of the serving thread, while it serves.
     pub bell: Option<Bell>,
+    /// Bells of the node's other hosts, if hosts that are woken early check without pauses until the request is there.
+    pub ahead: Option<Vec<Bell>>,
 }
 
 #[derive(Clone, Copy)]
@@ -140,6 +142,11 @@ impl State {
             bell.ring();
         }
     }
+
+    /// The bells to ring early, if the engine has no request. Otherwise the next iteration takes longer than a wake-up.
+    fn idle_hosts(&self) -> Option<Vec<Bell>> {
+        self.ahead.clone().filter(|_| self.unsettled == 0)
+    }
 }
 
 impl Shared {
@@ -160,6 +167,7 @@ impl Shared {
             lost: None,
             stats: Stats { pages: plan.num_pages, ..Stats::default() },
             bell: None,
+            ahead: None,
         };
         let keys = serve.prefix_cache.then(|| PageKeys::new(plan.page_size.max(1)));
         Some(Arc::new(Shared {
@@ -199,6 +207,7 @@ impl Shared {
         let mut state = self.lock();
         let reason = state.lost.get_or_insert_with(|| reason.to_string()).clone();
         state.bell = None;
+        state.ahead = None;
         let waiting = std::mem::take(&mut state.waiting);
         drop(state);
         waiting.into_iter().for_each(|waiting| waiting.sink.end(End::Lost(reason.clone())));
@@ -219,6 +228,17 @@ impl std::fmt::Debug for Client {
 }
 
 impl Client {
+    /// A request is about to be submitted. On GPUs, wakes the hosts of an idle engine now, so that the request need not wait for that.
+    /// It need not come.
+    pub fn expect(&self) {
+        let state = self.0.lock();
+        if let Some(others) = state.idle_hosts() {
+            state.ring();
+            drop(state);
+            others.into_iter().for_each(Bell::ring);
+        }
+    }
+
     /// Accepts all of the requests or none. Returns their numbers, counted from 1. Those for which the kernel has room
     /// start together. Never waits.
     ///
@@ -249,6 +269,7 @@ impl Client {
         if submissions.len() > state.most_waiting.saturating_sub(state.waiting.len()) {
             return Err(SubmitError::Full { waiting: state.waiting.len() });
         }
+        let others = state.idle_hosts();
         let first = state.last_id + 1;
         state.unsettled += submissions.len();
         for (Submission { request, sink }, keys) in submissions.into_iter().zip(keys) {
@@ -257,7 +278,11 @@ impl Client {
             state.waiting.push_back(Waiting { id, request, keys, sink });
         }
         state.ring();
-        Ok((first..=state.last_id).collect())
+        let last = state.last_id;
+        drop(state);
+        // They wake up while rank 0's host does.
+        others.into_iter().flatten().for_each(Bell::ring);
+        Ok((first..=last).collect())
     }
 
     /// Asks for the end of the request with this number. Its sink gets the end, unless it has ended before.
@@ -297,5 +322,77 @@ impl Client {
         let mut state = self.0.lock();
         state.ending = true;
         state.ring();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::sink::Token;
+    use super::*;
+    use crate::plan::{Sampling, ServePlan};
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    struct Nobody;
+
+    impl Sink for Nobody {
+        fn cached(&mut self, _: u32) {}
+
+        fn token(&mut self, _: Token) -> bool {
+            true
+        }
+
+        fn end(self: Box<Self>, _: End) {}
+    }
+
+    #[test]
+    fn only_the_hosts_of_an_idle_engine_are_woken_early() {
+        static RINGS: [AtomicU32; 2] = [AtomicU32::new(0), AtomicU32::new(0)];
+        let rings = || RINGS.each_ref().map(|rings| rings.load(Ordering::Relaxed));
+        let serve = ServePlan {
+            requests: 4,
+            tokens: 64,
+            idle_exit: None,
+            prefill_rows: 0,
+            kv_on_demand: false,
+            prefix_cache: false,
+        };
+        let plan = BatchPlan {
+            max_batch: 2,
+            max_seq_len: 16,
+            page_size: 4,
+            num_pages: 8,
+            top_k: 0,
+            eos: Vec::new(),
+            mode: Mode::Serve(serve),
+        };
+        let shared = Shared::new(&plan, 8).expect("it serves");
+        let client = shared.client();
+        let submit = || {
+            let request = Request {
+                prompt: vec![1],
+                max_new_tokens: 1,
+                min_new_tokens: 0,
+                sampling: Sampling::default(),
+                logprobs: 0,
+                quiet: false,
+            };
+            client.submit(vec![Submission { request, sink: Box::new(Nobody) }]).expect("there is room");
+        };
+        // Hosts that would only fall asleep again are not woken.
+        shared.lock().bell = Some(Bell::of_hosts(&RINGS[0]));
+        client.expect();
+        assert_eq!(rings(), [0, 0]);
+        shared.lock().ahead = Some(vec![Bell::of_hosts(&RINGS[1])]);
+        client.expect();
+        assert_eq!(rings(), [1, 1]);
+        submit();
+        assert_eq!(rings(), [2, 2]);
+        // The engine is busy now: only rank 0's host has something to do.
+        client.expect();
+        submit();
+        assert_eq!(rings(), [3, 2]);
+        shared.settle(2);
+        client.expect();
+        assert_eq!(rings(), [4, 3]);
     }
 }

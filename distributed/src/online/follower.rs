@@ -1,6 +1,7 @@
 //! The host of every rank except 0: writes entries as they arrive, and confirms them.
 
 use super::bells::Bells;
+use super::eager::Eager;
 use super::serve::{Host, Owed, Wish, is_idle};
 use super::table::Table;
 use super::target::Target;
@@ -37,6 +38,8 @@ pub(super) struct Follower {
     looks: u32,
     /// When the bell or a message was last heard.
     news: Instant,
+    /// For a while after that.
+    eager: Eager,
     wire: Wire,
     table: Table,
     waiting: VecDeque<Entry>,
@@ -59,6 +62,7 @@ impl Follower {
             reached: false,
             looks: 0,
             news: Instant::now(),
+            eager: Eager::new(bell, &world.cores()),
             wire: Wire::new(world),
             table: Table::default(),
             waiting: VecDeque::new(),
@@ -73,7 +77,9 @@ impl Follower {
     /// Waits until there may be something to do. `prompt` means that a ring arrives at once.
     fn rest(&mut self, prompt: bool) {
         let unseen = self.table.counted() != self.table.written();
-        if !self.waiting.is_empty() || unseen || self.wire.is_busy() || self.looks > 0 {
+        if self.eager.is_on() {
+            std::hint::spin_loop();
+        } else if !self.waiting.is_empty() || unseen || self.wire.is_busy() || self.looks > 0 {
             self.looks = self.looks.saturating_sub(1);
             self.bell.sleep(self.heard, self.bell.short());
         } else {
@@ -89,9 +95,11 @@ impl<T: Target> Host<T> for Follower {
         if heard != self.heard {
             (self.heard, self.reached, self.looks) = (heard, true, LOOKS);
             self.news = Instant::now();
+            self.eager.begin();
         }
         while let Some((rank, message)) = self.wire.receive()? {
             self.news = Instant::now();
+            self.eager.begin();
             match message {
                 Message::Entry(entry) => {
                     self.stopping = entry.kind == abi::MPK_STOP;

@@ -3,6 +3,7 @@
 use super::arena::Arena;
 use super::bells::Bells;
 use super::client::{Shared, Waiting};
+use super::eager::Eager;
 use super::results::Active;
 use super::serve::{Host, Owed, Wish};
 use super::sink::End;
@@ -29,6 +30,10 @@ const LONG: Duration = Duration::from_millis(20);
 pub(super) struct Leader {
     shared: Arc<Shared>,
     bell: Bell,
+    /// The value of the bell when it was last read.
+    heard: u32,
+    /// From the ring that announces or submits a request to an idle engine until its first token.
+    eager: Eager,
     /// Rung after a message for the other hosts.
     bells: Bells,
     wire: Wire,
@@ -65,16 +70,21 @@ impl Leader {
     pub fn new(service: Service, world: &World, bell: Bell, outputs: &Arc<Outputs>) -> Leader {
         let others = (1..world.size()).map(|_| Other { confirmed: 0, left: true }).collect();
         let shared = service.0;
+        let bells = Bells::new(world, bell);
+        let eager = Eager::new(bell, &world.cores());
         let limits = {
             let mut state = shared.lock();
             state.bell = Some(bell);
+            state.ahead = eager.is_able().then(|| bells.near().to_vec());
             state.limits
         };
         shared.results().begin(outputs, limits.requests);
         Leader {
             shared,
             bell,
-            bells: Bells::new(world, bell),
+            heard: bell.listen(),
+            eager,
+            bells,
             wire: Wire::new(world),
             table: Table::default(),
             free_numbers: (0..limits.requests).rev().collect(),
@@ -317,12 +327,21 @@ impl Leader {
 impl<T: Target> Host<T> for Leader {
     fn turn(&mut self, target: &T, running: bool) -> Result<Wish> {
         let heard = self.bell.listen();
+        if std::mem::replace(&mut self.heard, heard) != heard && self.is_empty() {
+            self.eager.begin();
+        }
         let mut moved = self.take_commands(target)?;
         let heard_of = self.take_messages()?;
         moved |= heard_of;
         self.check_owed(target.deadline(), running, heard_of)?;
         moved |= self.publish(target)?;
-        moved |= self.take_results(target)?;
+        if moved {
+            self.eager.go_on();
+        }
+        if self.take_results(target)? {
+            self.eager.end();
+            moved = true;
+        }
         let ending = {
             let mut state = self.shared.lock();
             state.stats.kernel_runs = running;
@@ -348,7 +367,9 @@ impl<T: Target> Host<T> for Leader {
                 return Ok(Wish::Launch);
             }
         }
-        if !moved {
+        if self.eager.is_on() {
+            std::hint::spin_loop();
+        } else if !moved {
             self.bell.sleep(heard, if self.must_poll(running) { self.bell.short() } else { LONG });
         }
         Ok(Wish::Nothing)

@@ -15,6 +15,7 @@
 mod arena;
 mod bells;
 mod client;
+mod eager;
 mod follower;
 mod leader;
 mod prefix;

@@ -112,6 +112,14 @@ impl Engine {
         handles.pop().ok_or_else(|| Error::new(ErrorKind::Failed, "a request without a handle"))
     }
 
+    /// A request is about to be submitted. On GPUs, this wakes the hosts of an idle engine early, so that the first token comes sooner.
+    /// The request need not come. Does nothing on ranks other than 0.
+    pub fn expect(&self) {
+        if let Some(client) = &self.client {
+            client.expect();
+        }
+    }
+
     /// Submits several requests that start together: either all are accepted or none. On rank 0.
     ///
     /// # Errors

@@ -6,6 +6,9 @@ use std::pin::Pin;
 
 /// An engine as the HTTP layer sees it: it accepts requests of token ids and returns streams of tokens.
 pub trait Backend: Send + Sync + 'static {
+    /// A request is about to be submitted, unless it is refused.
+    fn expect(&self) {}
+
     /// Submits requests that start together: either all are accepted or none. Dropping a stream cancels its request.
     ///
     /// # Errors

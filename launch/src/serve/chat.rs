@@ -21,6 +21,7 @@ const MOST_TOP_LOGPROBS: i64 = 20;
 pub async fn handle(State(app): State<App>, request: Request) -> Result<Response, ApiError> {
     let arrival = Instant::now();
     let ready = app.serving()?;
+    ready.loaded.backend.expect();
     let (model, can) = (&ready.loaded.model, &ready.loaded.capabilities);
     let read = read_json::<Map<String, Value>>(&app, request).await?;
     let mut fields = Fields(read.value);

@@ -66,6 +66,10 @@ struct OfEngine {
 }
 
 impl Backend for OfEngine {
+    fn expect(&self) {
+        self.engine.expect();
+    }
+
     fn submit(&self, requests: Vec<Submission>) -> Result<Vec<Events>, Refusal> {
         let shown: Vec<Option<u32>> = requests.iter().map(|request| request.logprobs).collect();
         let handles = self.engine.submit_all(requests.into_iter().map(request).collect()).map_err(refusal)?;

@@ -71,6 +71,8 @@ impl Default for Behaviour {
 /// What a fake has recorded.
 #[derive(Default)]
 pub struct Seen {
+    /// Requests that it was told to expect.
+    pub expected: AtomicUsize,
     pub submissions: Mutex<Vec<Submission>>,
     pub open: AtomicUsize,
     pub cancelled: AtomicUsize,
@@ -165,6 +167,10 @@ impl Fake {
 }
 
 impl Backend for Fake {
+    fn expect(&self) {
+        self.seen.expected.fetch_add(1, Ordering::SeqCst);
+    }
+
     fn submit(&self, requests: Vec<Submission>) -> Result<Vec<Events>, Refusal> {
         if self.seen.open.load(Ordering::SeqCst) + requests.len() > self.behaviour.capacity {
             return Err(Refusal::Full);

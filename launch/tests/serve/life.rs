@@ -1,7 +1,7 @@
 //! The server's end: drained, cut off, or with its engine lost.
 
 use super::fake::{Behaviour, eventually, limits, usual};
-use super::http::{Connection, get};
+use super::http::{Connection, get, request};
 use launch::serve::Outcome;
 use launch::serve::state::Phase;
 use serde_json::{Value, json};
@@ -47,6 +47,29 @@ fn running_requests_finish_and_new_ones_are_refused() {
     assert!(begin.elapsed() < Duration::from_secs(15));
     assert_eq!(reader.join().unwrap()["choices"][0]["finish_reason"], "stop");
     assert_eq!(seen.finished.load(Ordering::SeqCst), 1);
+}
+
+#[test]
+fn the_engine_expects_a_request_as_soon_as_its_head_is_there() {
+    let server = usual(Behaviour::default());
+    let expected = || server.seen.expected.load(Ordering::SeqCst);
+    assert_eq!(get(server.address, "/v1/models").status, 200);
+    assert_eq!(expected(), 0);
+    let bodies = [
+        ("/v1/completions", json!({"prompt": "x"})),
+        ("/v1/chat/completions", json!({"messages": [{"role": "user", "content": "x"}]})),
+    ];
+    for (before, (path, body)) in bodies.into_iter().enumerate() {
+        let (mut connection, body) = (Connection::open(server.address), body.to_string());
+        let whole = request("POST", path, &["Content-Type: application/json"], &body);
+        let (head, body) = whole.split_at(whole.len() - body.len());
+        connection.send(head.as_bytes());
+        eventually("it is expected", || expected() == before + 1);
+        assert_eq!(server.seen.submissions.lock().unwrap().len(), before);
+        connection.send(body.as_bytes());
+        assert_eq!(connection.answer().unwrap().status, 200);
+        assert_eq!((expected(), server.seen.submissions.lock().unwrap().len()), (before + 1, before + 1));
+    }
 }
 
 #[test]
