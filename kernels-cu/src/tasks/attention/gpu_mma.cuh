@@ -269,7 +269,8 @@ class MmaTile {
   template <uint32_t... Chunk>
   __device__ __forceinline__ void load_values(const uint32_t (&rows)[4], std::integer_sequence<uint32_t, Chunk...>) {
 #pragma unroll
-    for (uint32_t i = 0; i < 4; ++i) (load8<64 * Chunk>(values_[Chunk][i], share_.value(rows[i]) + ((8 * g_) ^ Shares::flipped(rows[i])), rows[i] != kNoRow, 8 * g_), ...);
+    for (uint32_t i = 0; i < 4; ++i)
+      (load8<64 * Chunk>(values_[Chunk][i], share_.value(rows[i]) + ((8 * g_) ^ Shares::flipped(rows[i])), rows[i] != kNoRow, 8 * g_), ...);
   }
 
   __device__ __forceinline__ void fetch_keys(uint32_t row) {

@@ -140,7 +140,7 @@ class StreamedTile : public MmaTile<Dtype, Dim, PageSize, 1, Window> {
   }
 
   /* The row that this lane names to ldmatrix, of the unit at `begin`, which is at `staged` in a stage. Positions from `end` on are
-   * kept rows. Those that do not exist, after the last one, get the last one: their scores are masked. */
+   * kept rows. Those that do not exist, after the last one, get the last one: their scores are masked, and 0 times its values is 0. */
   __device__ __forceinline__ uint32_t row_at(uint32_t begin, uint32_t end, uint32_t staged, const Element* kept) const {
     const uint32_t key = lane_ / 16 * 8 + lane_ % 8, position = begin + key;
     if (position < end) return staged + key * kRowBytes;

@@ -252,7 +252,8 @@ struct AttentionAppend : TaskCode {
     if (rows.head() / 2 >= kGroup || first + rows.group_row() >= count || cache_row == kNoRow) return;
 #pragma unroll
     for (uint32_t half = 0; half < 2; ++half)
-      *reinterpret_cast<uint4*>(to + ((half * (Dim / 2) + rows.chunk() * 8) ^ flipped) * 2) = is_key ? make_uint4(turned[half][0], turned[half][1], turned[half][2], turned[half][3]) : raw[half];
+      *reinterpret_cast<uint4*>(to + ((half * (Dim / 2) + rows.chunk() * 8) ^ flipped) * 2) =
+          is_key ? make_uint4(turned[half][0], turned[half][1], turned[half][2], turned[half][3]) : raw[half];
   }
 };
 

@@ -1,9 +1,9 @@
 /* The fetch warp copies the keys and values of a task's units into the ring of stages, in the order in which the steps of gpu.cuh
  * take them: first the keys of tile 0, then for each tile i its keys and the values of tile i - 1, and last the values of the last tile.
  *
- * A stage has rows of 128 bytes, swizzled by 128, as rows of the cache are. With heads of 128 elements, a stage of keys has half of the elements of all keys of
- * a tile. A stage of values has half of the tile's values: first the first 64 elements of each, then the others. With heads of 64
- * elements, a stage has a whole tile. */
+ * A stage has rows of 128 bytes, swizzled by 128, as rows of the cache are. With heads of 128 elements, a stage of keys has half of the
+ * elements of all keys of a tile. A stage of values has half of the tile's values: first the first 64 elements of each, then the
+ * others. With heads of 64 elements, a stage has a whole tile. */
 #pragma once
 
 #include "gpu/warp_loader.cuh"
