@@ -284,11 +284,20 @@ pub trait TaskType: Debug + Send + Sync {
         false
     }
 
-    /// Whether a `reduce` can carry out this operator too, for the rows that it sums. Asked if these rows stay with the rank. The operator
-    /// then reads each row of input 0 once, and its tasks have at most seven arguments. Such a `reduce` has the inputs of the sum, then the
-    /// operator's other inputs; the sum, then the operator's outputs; the parameters of the sum, then the operator's; and the first argument
-    /// of the sum, then the operator's.
+    /// Whether the tasks of a sum can carry out this operator too, for the rows that they sum: those of a `reduce` whose rows stay with the
+    /// rank, and those of a sum within a rank ([`TaskType::sums_rows`]). The operator then reads each row of input 0 once, and its tasks
+    /// have at most seven arguments. Such a task has the inputs of the sum, then the operator's other inputs; the sum, then the operator's
+    /// outputs; the parameters of the sum, then the operator's; and the first argument of the sum, then the operator's.
     fn joins_sum(&self, op: &LocalOp<'_>) -> bool {
+        let _ = op;
+        false
+    }
+
+    /// Whether tasks of this sum, cut by whole rows instead of as [`TaskType::partition`] does, can carry out an operator that joins sums
+    /// ([`TaskType::joins_sum`]). All inputs have the output's dimensions, and a row of the output depends on the same row of each. Such a
+    /// task has operands, parameters and arguments as described there; the first argument is its first row, and the others of the sum
+    /// are 0.
+    fn sums_rows(&self, op: &LocalOp<'_>) -> bool {
         let _ = op;
         false
     }

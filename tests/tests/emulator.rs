@@ -328,7 +328,7 @@ fn tensor(name: &str, kind: &str, dtype: &str, dims: [usize; 2], scale: f64) -> 
     json!({"name": name, "kind": kind, "dtype": dtype, "dims": dims, "data": {"values": values}})
 }
 
-/// Linears of many rows (wide tiles), of the sample rows, and of one tile.
+/// Linears of many rows (wide tiles), of the sample rows, and of one tile; a sum whose tasks also norm its rows.
 fn operators() -> ModelFile {
     let rows = 40;
     let tensors = [
@@ -337,6 +337,9 @@ fn operators() -> ModelFile {
         tensor("wide", "weight", "bf16", [208, 136], 0.125),
         tensor("odd", "input", "f32", [rows, 61], 1.0),
         tensor("tall", "weight", "bf16", [33, 61], 0.125),
+        tensor("stream", "input", "f32", [rows, 208], 1.0),
+        json!({"name": "norm", "kind": "weight", "dtype": "bf16", "dims": [208], "data": {"values": values(208, 5)}}),
+        tensor("next", "weight", "bf16", [72, 208], 0.125),
     ];
     let op = |inputs: [&str; 2], output: &str, attrs: Value| json!({"op": "linear", "inputs": inputs, "outputs": [output], "attrs": attrs});
     let ops = [
@@ -344,8 +347,11 @@ fn operators() -> ModelFile {
         op(["x", "wide"], "y_wide", json!({"output_dtype": "f32"})),
         op(["x", "w"], "y_samples", json!({"output_dtype": "f32", "gather_samples": true})),
         op(["odd", "tall"], "y_odd", json!({"output_dtype": "f32"})),
+        json!({"op": "add", "inputs": ["y_wide", "stream"], "outputs": ["y_sum"], "attrs": {}}),
+        json!({"op": "rmsnorm", "inputs": ["y_sum", "norm"], "outputs": ["normed"], "attrs": {"eps": 1e-3}}),
+        op(["normed", "next"], "y_normed", json!({"output_dtype": "f32"})),
     ];
-    let outputs = ["y_few", "y_wide", "y_samples", "y_odd"];
+    let outputs = ["y_few", "y_wide", "y_samples", "y_odd", "y_sum", "y_normed"];
     let graph = json!({"rows": rows, "samples": 3, "tensors": tensors, "ops": ops, "outputs": outputs});
     ModelFile::new(json!({"schema": "mpk-model/1", "graph": graph}))
 }
@@ -370,7 +376,7 @@ fn operators_are_those_of_the_cpu_and_an_injected_error_is_seen() {
     let Some(emulator) = Emulator::new() else { return };
     let model = operators();
     let cpu = on_cpu(&model, &[]);
-    assert_eq!(cpu.outputs.len(), 4);
+    assert_eq!(cpu.outputs.len(), 6);
     assert_eq!(differing(&emulator.run(&model, &[], &toolkit()), &cpu, ORDER), Vec::<String>::new());
     // The rows of samples are looked up at the wrong place.
     let wrong = ("src/gpu/linear_rows.cuh", "(gathered\\[row\\])", "(gathered[row]) - row");

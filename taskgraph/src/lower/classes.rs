@@ -145,6 +145,7 @@ impl<'a> Classes<'a> {
                 inputs: (0..op.inputs.len()).map(ExpansionOperand::Input).collect(),
                 outputs: (0..op.outputs.len()).map(ExpansionOperand::Output).collect(),
                 joins_sum: task_type.joins_sum(local),
+                sums_rows: task_type.sums_rows(local),
                 part,
             };
             return Ok(LocalClass { temporaries: Vec::new(), steps: vec![step], own: None });
@@ -240,6 +241,7 @@ impl<'a> Classes<'a> {
                 inputs: expanded.inputs.clone(),
                 outputs: expanded.outputs.clone(),
                 joins_sum: step_type.joins_sum(&step_op),
+                sums_rows: step_type.sums_rows(&step_op),
                 part,
             });
         }

@@ -1,12 +1,12 @@
 //! Sums that are joined with what is computed from their rows.
 //!
-//! If a rank keeps the rows that it sums ([`super::owned`]), and the next operator begins with something row by row, one task can do both
-//! for the same rows. It reads the summands, and writes the sum and what is computed from it. That saves a wait and reading the sum
-//! again.
+//! If a rank keeps the rows that it sums ([`super::owned`]), or sums the parts of a product of its own, and the next operator begins with
+//! something row by row, one task can do both for the same rows. It reads the summands, and writes the sum and what is computed from it.
+//! That saves a wait and reading the sum again.
 
-use super::types::{LocalClass, OwnStep, Part, Slot, SlotKind};
+use super::types::{LocalClass, Part, Slot, SlotKind, Step};
 use crate::collective::SUM_FOLLOWED;
-use crate::region::Region;
+use crate::region::{MAX_DIMS, Region};
 use crate::task_graph::core_types;
 use crate::task_type::{Access, ExpansionOperand, TaskSpec};
 use rustc_hash::FxHashMap;
@@ -18,27 +18,49 @@ const FLAGS: usize = 3;
 #[derive(Debug, Default)]
 pub(super) struct Joins {
     by_parts: FxHashMap<(u32, u32), Option<u32>>,
+    /// Index of the last slot that is a step whose tasks may have whole rows.
+    sums_rows: Option<usize>,
 }
 
 impl Joins {
-    /// The parts of each rank that do the work of the sum `slot` and of the operator's first step, which is `own`. `None` if they
-    /// remain apart: the slot is no sum of the step's input, the step's type does not join sums, or the tasks have different rows.
+    /// Called with each step of an operator that has become slot `slot`.
+    pub fn note(&mut self, slot: usize, step: &Step) {
+        if step.sums_rows {
+            self.sums_rows = Some(slot);
+        }
+    }
+
+    /// The parts of each rank that do the work of the last slot, a sum, and of the operator's first step, and the step's input that is the
+    /// sum. `None` if they remain apart: the slot is no sum of an input, or its rows leave the rank; the step's type does not join sums;
+    /// or the tasks have different rows.
     pub fn join(
         &mut self,
-        slot: &Slot,
+        slots: &[Slot],
         sums: &[u32],
+        op_inputs: &[u32],
         class: &[LocalClass],
-        own: OwnStep,
-        tensor: u32,
         parts: &mut Vec<Part>,
-    ) -> Option<Vec<u32>> {
-        let step = &class[0].steps[own.step];
-        if own.step != 0 || !step.joins_sum || slot.kind != SlotKind::Collective || slot.outputs != [tensor] {
+    ) -> Option<(ExpansionOperand, Vec<u32>)> {
+        let (step, slot) = (&class[0].steps[0], slots.last()?);
+        let [sum] = slot.outputs[..] else { return None };
+        let read = |&operand: &ExpansionOperand| match operand {
+            ExpansionOperand::Input(input) => op_inputs.get(input) == Some(&sum),
+            _ => false,
+        };
+        let own = class[0].own;
+        let input = step.inputs.iter().position(read).filter(|_| step.joins_sum)?;
+        let stays = match slot.kind {
+            SlotKind::Collective => own
+                .is_some_and(|own| own.step == 0 && step.inputs[input] == ExpansionOperand::Input(own.input)),
+            SlotKind::Compute { push: None } => own.is_none() && self.sums_rows == Some(slots.len() - 1),
+            _ => false,
+        };
+        if !stays {
             return None;
         }
-        let input = step.inputs.iter().position(|&o| o == ExpansionOperand::Input(own.input))?;
-        let rows = class.iter().map(|local| local.steps[own.step].part);
-        sums.iter().zip(rows).map(|(&sum, rows)| self.join_parts(sum, rows, input as u8, parts)).collect()
+        let rows = class.iter().map(|local| local.steps[0].part);
+        let joined = sums.iter().zip(rows).map(|(&sum, rows)| self.join_parts(sum, rows, input as u8, parts));
+        Some((step.inputs[input], joined.collect::<Option<_>>()?))
     }
 
     fn join_parts(&mut self, sum: u32, rows: u32, input: u8, parts: &mut Vec<Part>) -> Option<u32> {
@@ -46,7 +68,10 @@ impl Joins {
             return known;
         }
         let joined = parts.get(sum as usize).zip(parts.get(rows as usize));
-        let joined = joined.and_then(|(sum, rows)| join(sum, rows, input));
+        let joined = joined.and_then(|(sum, rows)| match sum.type_name == core_types::REDUCE {
+            true => join(sum, rows, input),
+            false => join(&in_rows(sum, rows, input)?, rows, input),
+        });
         let number = joined.map(|part| {
             parts.push(part);
             parts.len() as u32 - 1
@@ -56,21 +81,60 @@ impl Joins {
     }
 }
 
+/// The only region that a task reads of operand `input`.
+fn read(task: &TaskSpec, input: u8) -> Option<Region> {
+    let mut of_input = task.reads.iter().filter(|access| access.operand == input);
+    let access = of_input.next()?;
+    (of_input.next().is_none() && *access == Access::new(input, access.region)).then_some(access.region)
+}
+
+/// The sum in the rows of the tasks of `rows`. `None` if these do not have every row once.
+fn in_rows(sum: &Part, rows: &Part, input: u8) -> Option<Part> {
+    let written: Vec<Region> = sum
+        .tasks
+        .iter()
+        .map(|task| {
+            let [written] = task.writes[..] else { return None };
+            let alike =
+                |(operand, access): (usize, &Access)| *access == Access::new(operand as u8, written.region);
+            let whole = task.args == [0; 8] && written == Access::new(0, written.region);
+            (whole && task.reads.iter().enumerate().all(alike)).then_some(written.region)
+        })
+        .collect::<Option<_>>()?;
+    let all = written.iter().copied().reduce(|a, b| a.hull(&b))?;
+    let regions: Vec<Region> = rows.tasks.iter().map(|task| read(task, input)).collect::<Option<_>>()?;
+    let complete = |regions: &[Region]| regions.iter().map(Region::volume).sum::<u64>() == all.volume();
+    let in_turn = |pair: &[Region]| pair[0].hi[0] == pair[1].lo[0];
+    let of_rows = |region: &Region| *region == all.with(0, region.lo[0], region.hi[0]);
+    let fits = all.lo == [0; MAX_DIMS] && complete(&written) && complete(&regions);
+    if !fits || !regions.iter().all(of_rows) || !regions.windows(2).all(in_turn) {
+        return None;
+    }
+    let (summands, cost) =
+        (sum.tasks[0].reads.len() as u8, sum.tasks.iter().map(|task| task.cost).sum::<u64>());
+    let tasks = regions.iter().map(|&region| {
+        let mut args = [0; 8];
+        args[0] = i32::try_from(region.lo[0]).ok()?;
+        Some(TaskSpec {
+            reads: (0..summands).map(|operand| Access::new(operand, region)).collect(),
+            writes: [Access::new(0, region)].into_iter().collect(),
+            args,
+            cost: cost * region.volume() / all.volume(),
+        })
+    });
+    Some(Part { tasks: tasks.collect::<Option<_>>()?, ..sum.clone() })
+}
+
 /// One part for both. `input` is the operand of `rows` that `sum` writes. A task of one and a task of the other have the same rows.
 ///
 /// Inputs: those of the sum, then the other ones of `rows`. Outputs: the sum, then those of `rows`. Parameters: those of the sum, then
 /// those of `rows`. Arguments: the first one of the sum, then those of `rows`.
 fn join(sum: &Part, rows: &Part, input: u8) -> Option<Part> {
-    if sum.type_name != core_types::REDUCE || sum.stacked.is_some() || sum.tasks.len() != rows.tasks.len() {
+    if sum.stacked.is_some() || sum.tasks.len() != rows.tasks.len() {
         return None;
     }
-    let read = |task: &TaskSpec| -> Option<Region> {
-        let mut of_sum = task.reads.iter().filter(|access| access.operand == input);
-        let access = of_sum.next()?;
-        (of_sum.next().is_none() && *access == Access::new(input, access.region)).then_some(access.region)
-    };
     let at: FxHashMap<Region, &TaskSpec> =
-        rows.tasks.iter().map(|task| Some((read(task)?, task))).collect::<Option<_>>()?;
+        rows.tasks.iter().map(|task| Some((read(task, input)?, task))).collect::<Option<_>>()?;
     let tasks = sum.tasks.iter().map(|of_sum| {
         let [written] = of_sum.writes[..] else { return None };
         let of_rows = at.get(&written.region)?;
@@ -89,7 +153,9 @@ fn join(sum: &Part, rows: &Part, input: u8) -> Option<Part> {
         (*last == 0).then_some(task)
     });
     let mut params = sum.params.clone();
-    *params.get_mut(FLAGS)? |= SUM_FOLLOWED;
+    if sum.type_name == core_types::REDUCE {
+        *params.get_mut(FLAGS)? |= SUM_FOLLOWED;
+    }
     params.extend(&rows.params);
     Some(Part {
         type_name: sum.type_name.clone(),
@@ -146,5 +212,44 @@ mod tests {
         assert!(join(&sum, &step, 0).is_none());
         let other = part("step", vec![], vec![of_rows(0), of_rows(2)]);
         assert!(join(&sum, &other, 1).is_none());
+    }
+
+    /// A sum in column tiles gets the rows of the step's tasks, if these have every row once.
+    #[test]
+    fn a_sum_within_a_rank_takes_the_rows_of_the_step() {
+        let whole = Region::whole(&[8, 6]);
+        let tile = |first: u32, end: u32| {
+            let tile = whole.with(1, first, end);
+            task(&[Access::new(0, tile), Access::new(1, tile)], &[Access::new(0, tile)], [0; 8])
+        };
+        let of_rows = |first: u32, end: u32| {
+            let rows = whole.with(0, first, end);
+            task(&[Access::new(0, rows)], &[Access::new(0, rows)], [first as i32, 0, 0, 0, 0, 0, 0, 0])
+        };
+        let sum = part("add", vec![5], vec![tile(0, 4), tile(4, 6)]);
+        let step = part("step", vec![7], vec![of_rows(0, 3), of_rows(3, 8)]);
+        let of_whole_rows = in_rows(&sum, &step, 0).expect("every row once");
+        let joined = join(&of_whole_rows, &step, 0).expect("the same rows");
+        assert_eq!(joined.params, [5, 7]);
+        for (task, (first, end)) in joined.tasks.iter().zip([(0, 3), (3, 8)]) {
+            let rows = whole.with(0, first, end);
+            assert_eq!(task.reads[..], [Access::new(0, rows), Access::new(1, rows)]);
+            assert_eq!(task.writes[..], [Access::new(0, rows), Access::new(1, rows)]);
+            assert_eq!(task.args[..2], [first as i32, first as i32]);
+        }
+        let refused = |sum: &[TaskSpec], step: &[TaskSpec]| {
+            in_rows(&part("add", vec![], sum.to_vec()), &part("step", vec![], step.to_vec()), 0).is_none()
+        };
+        let (tiles, rows) = ([tile(0, 4), tile(4, 6)], [of_rows(0, 3), of_rows(3, 8)]);
+        assert!(!refused(&tiles, &rows));
+        // A row is missing, or there twice; rows that are not whole; columns that nobody writes; a sum of other elements.
+        assert!(refused(&tiles, &[of_rows(0, 3), of_rows(4, 8)]));
+        assert!(refused(&tiles, &[of_rows(0, 4), of_rows(3, 8)]));
+        assert!(refused(&tiles, &[of_rows(0, 8), of_rows(0, 8)]));
+        assert!(refused(&tiles, &[tile(0, 4), tile(4, 6)]));
+        assert!(refused(&tiles[..1], &rows));
+        let mut shifted = tile(4, 6);
+        shifted.reads[1].region = whole.with(1, 0, 2);
+        assert!(refused(&[tile(0, 4), shifted], &rows));
     }
 }

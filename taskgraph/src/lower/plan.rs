@@ -198,36 +198,37 @@ impl Plan {
                 outputs[at] = buffer;
                 Some(at as u8)
             });
-            let own = class[0].own.filter(|own| own.step == i);
-            let joined =
-                own.and_then(|own| Some((own, self.joined(joins, class, own, op.inputs[own.input])?)));
-            if let Some((own, parts)) = joined {
+            let joined = (i == 0 && push.is_none()).then(|| self.joined(joins, class, &op.inputs)).flatten();
+            if let Some((sum, parts)) = joined {
                 let mut others = step.inputs.clone();
-                others.retain(|&operand| operand != ExpansionOperand::Input(own.input));
+                others.retain(|&operand| operand != sum);
                 self.extend_sum(&resolve(&others), &outputs, &parts);
             } else {
                 let kind = SlotKind::Compute { push };
                 let part = |rank: u32| class[rank as usize].steps[i].part;
+                joins.note(self.slots.len(), step);
                 self.add_slot(kind, resolve(&step.inputs), outputs, part);
             }
-            if let Some(own) = own {
+            if let Some(own) = class[0].own.filter(|own| own.step == i) {
                 let kind = graph.tensors[op.inputs[own.input] as usize].rows;
                 self.add_spread(own, temporaries[own.temporary], kind, completes);
             }
         }
     }
 
-    /// The parts that also do the work of the last slot, if that sums the rows that the operator's own step reads.
+    /// The parts that do the work of the last slot, a sum, and of the operator's first step, which reads its rows; and the step's input
+    /// that is the sum.
     fn joined(
         &mut self,
         joins: &mut Joins,
         class: &[LocalClass],
-        own: OwnStep,
-        sum: u32,
-    ) -> Option<Vec<u32>> {
-        let slot = self.slots.last().filter(|_| self.options.target.tuned(&JOINED_ROWS) != 0)?;
+        inputs: &[u32],
+    ) -> Option<(ExpansionOperand, Vec<u32>)> {
+        if self.options.target.tuned(&JOINED_ROWS) == 0 {
+            return None;
+        }
         let sums: Vec<u32> = self.part_of.iter().filter_map(|slots| slots.last().copied()).collect();
-        joins.join(slot, &sums, class, own, sum, &mut self.parts)
+        joins.join(&self.slots, &sums, inputs, class, &mut self.parts)
     }
 
     /// Gives the last slot, a sum, these parts and further operands.

@@ -135,6 +135,8 @@ pub(crate) struct Step {
     pub outputs: Vec<ExpansionOperand>,
     /// One task may do it together with the sum of the rows that it reads ([`TaskType::joins_sum`]).
     pub joins_sum: bool,
+    /// Its tasks may do that ([`TaskType::sums_rows`]).
+    pub sums_rows: bool,
     /// Index in the parts, or [`NONE`] if there is nothing to do.
     pub part: u32,
 }

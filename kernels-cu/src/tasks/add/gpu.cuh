@@ -4,6 +4,7 @@
 #include "gpu/context.cuh"
 #include "gpu/numbers.cuh"
 #include "gpu/walk.cuh"
+#include "tasks/add/gpu_rows.cuh"
 #include "tasks/add/params.h"
 
 namespace mpk {

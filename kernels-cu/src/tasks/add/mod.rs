@@ -5,11 +5,15 @@
 //!
 //! The expansion of a product (`src/tasks/wide.rs`) may set the attribute `first_row`: the summands are then the rows of the output from
 //! this one on, and other tasks write the rows before it.
+//!
+//! A task may instead have whole rows and also norm them, as `wide_rows` does ([`TaskType::sums_rows`]). The last input is then the norm
+//! weight, the second output is the rows in `MPK_LAYOUT_WIDE`, and the parameters are `mpk_add_rows_params`.
 
-use crate::abi::{mpk_add_params, mpk_task_add, params_words};
+use crate::abi::{mpk_add_params, mpk_add_rows_params, mpk_operand, mpk_task_add, params_words};
 use crate::registry::{GpuSite, Registration};
 use crate::tasks::contract::{self, replicated};
 use crate::tasks::operand::{gpu_float, gpu_rows_contiguous};
+use crate::tasks::wide_rows::gpu_pieces;
 use std::sync::Arc;
 use taskgraph::task_type::{
     Access, LocalOp, Need, OpError, OpView, Partition, ShardRule, TaskSpec, TensorType,
@@ -28,6 +32,9 @@ pub const REGISTRATION: Registration = Registration {
 
 /// The GPU code.
 fn gpu(site: &GpuSite<'_>) -> Result<String, String> {
+    if let ([summands @ .., norm], [sum, normed]) = (site.inputs, site.outputs) {
+        return gpu_rows(site, summands, norm, sum, normed);
+    }
     let ([a, others @ ..], [out]) = (site.inputs, site.outputs) else {
         return Err("it must have inputs and one output".to_string());
     };
@@ -47,6 +54,37 @@ fn gpu(site: &GpuSite<'_>) -> Result<String, String> {
     })
 }
 
+/// The GPU code that also norms the rows.
+fn gpu_rows(
+    site: &GpuSite<'_>,
+    summands: &[mpk_operand],
+    norm: &mpk_operand,
+    sum: &mpk_operand,
+    normed: &mpk_operand,
+) -> Result<String, String> {
+    gpu_rows_contiguous(site.inputs.iter().chain([sum]))?;
+    let words = size_of::<mpk_add_rows_params>() / 4;
+    let bytes = bytemuck::cast_slice(site.params.get(..words).ok_or("its parameters are too few")?);
+    let params: mpk_add_rows_params = bytemuck::pod_read_unaligned(bytes);
+    for operand in summands.iter().chain([sum]) {
+        if gpu_float(operand)? != "MPK_F32" {
+            return Err("it must sum f32 and norm the rows".to_string());
+        }
+    }
+    if !(2..=MOST_SUMMANDS).contains(&summands.len()) || params.rows.source != 1 || params.sum.first_row != 0
+    {
+        return Err(format!("it must sum 2 to {MOST_SUMMANDS} matrices and norm the rows"));
+    }
+    Ok(format!(
+        "mpk::gpu::AddRows<{}, {}, {}, {}, {}>",
+        summands.len(),
+        gpu_float(norm)?,
+        gpu_float(normed)?,
+        gpu_pieces(params.rows.columns, sum.dtype, 1),
+        normed.dims[3],
+    ))
+}
+
 /// Maximum number of inputs. If several tasks share the k of a product, it has at most this many parts.
 pub const MOST_SUMMANDS: usize = 4;
 
@@ -61,6 +99,13 @@ impl TaskType for Add {
 
     fn is_sum(&self) -> bool {
         true
+    }
+
+    /// If a task has whole rows, it has the code of the norm too.
+    fn sums_rows(&self, op: &LocalOp<'_>) -> bool {
+        let of_all =
+            contract::attr_u32(op.global.attrs, "first_row").is_ok_and(|first| first.unwrap_or(0) == 0);
+        of_all && op.inputs.iter().chain(&op.outputs).all(|ty| ty.dtype == DType::F32)
     }
 
     fn may_overwrite(&self) -> &'static [(usize, usize)] {
@@ -133,5 +178,7 @@ impl TaskType for Add {
 
 #[cfg(test)]
 mod reference;
+#[cfg(test)]
+mod rows_test;
 #[cfg(test)]
 mod test;

@@ -1,12 +1,7 @@
-/* Sums rows as gpu.cuh does, and norms them as `wide_rows` does. The sum and its norm are the same bits as those of two tasks.
- *
- * All warps share a row. Each thread copies and reads its own pieces of 4 columns, so the next rows are on their way to shared memory
- * while this one is computed, and the sum stays in registers until it is normed. Rows that do not fit are rare and have a loop of their
- * own. */
+/* Sums the ranks' rows as gpu.cuh does, and norms them. */
 #pragma once
 
-#include "gpu/task.cuh"
-#include "gpu/wide_row.cuh"
+#include "gpu/sum_rows.cuh"
 #include "tasks/reduce/params.h"
 
 namespace mpk {
@@ -14,205 +9,45 @@ namespace gpu {
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-/* In, Norm, Out: enum mpk_dtype of the summands, the norm weight and the normed rows. Pieces: number of pieces of a row per thread. */
-template <uint32_t World, bool Residual, uint32_t In, uint32_t Norm, uint32_t Out, uint32_t Pieces>
-struct ReduceRows : TaskCode {
-  static __device__ __forceinline__ int run(Context& context) {
-    if constexpr (kAhead > 0) {
-      const Views views(context);
-      if (views.aligned && views.pieces <= Pieces * kComputeThreads) return make(context, views);
-    }
-    return make_piecewise(context);
+/* The summands of a `reduce` that is not flagged, in rank order. */
+template <uint32_t World, bool Residual, uint32_t In>
+struct RankSummands {
+  static constexpr uint32_t kCount = World, kDtype = In, kNorm = Residual ? 3 : 2;
+  static constexpr bool kResidual = Residual;
+
+  __device__ __forceinline__ explicit RankSummands(const Context& context) {
+    constexpr uint32_t kBytes = sizeof(typename Number<In>::Type);
+    const mpk_operand &mine = context.input(0), &others = context.input(1);
+    own_ = mine.addr, own_row_ = mine.strides[0] * kBytes;
+    received_ = others.addr, apart_ = static_cast<uint64_t>(others.strides[0]) * kBytes, received_row_ = others.strides[1] * kBytes;
+    rest_ = Residual ? context.input(2).addr : 0, rest_row_ = Residual ? context.input(2).strides[0] * 4 : 0;
+    self_ = params(context).sum.rank;
+  }
+
+  __device__ __forceinline__ uint64_t of(uint32_t rank, uint32_t row) const {
+    return rank == self_ ? own_ + static_cast<uint64_t>(row) * own_row_ : received_ + rank * apart_ + static_cast<uint64_t>(row) * received_row_;
+  }
+  __device__ __forceinline__ uint64_t rest(uint32_t row) const { return rest_ + static_cast<uint64_t>(row) * rest_row_; }
+  __device__ __forceinline__ uint64_t addresses() const { return own_ | received_ | apart_ | own_row_ | received_row_; }
+  __device__ __forceinline__ uint64_t rest_addresses() const { return rest_ | rest_row_; }
+
+  static __device__ __forceinline__ const mpk_wide_rows_params& rows(const Context& context) { return params(context).rows; }
+  static __device__ __forceinline__ uint32_t used(const Context& context) {
+    return context.rows_in_use_from(params(context).sum.rows_kind, static_cast<uint32_t>(context.slot->task.args[0]), context.output(0).dims[0]);
   }
 
  private:
-  using Wide = WideRow<kRmsNorm, MPK_F32, Norm, Out, MPK_WIDE_COLUMNS>;
-  template <uint32_t Dtype>
-  using Piece = typename Wide::template Piece<Dtype>;
-  using Place = typename Wide::Place;
-  static constexpr uint32_t kColumns = Wide::kColumns;
-  /* Bytes of a piece of a summand, and of the residual or the sum. */
-  static constexpr uint32_t kInBytes = Piece<In>::kWords * 4, kSumBytes = Piece<MPK_F32>::kWords * 4;
-  /* Bytes of a row in shared memory: the summands, then the residual. The number of rows that are being copied or computed. */
-  static constexpr uint32_t kRestAt = World * Pieces * kComputeThreads * kInBytes;
-  static constexpr uint32_t kRowBytes = kRestAt + (Residual ? Pieces * kComputeThreads * kSumBytes : 0);
-  static constexpr uint32_t kSumsBytes = 2 * kComputeWarps * 4, kMost = (kWorkBytes - kSumsBytes) / kRowBytes;
-  static constexpr uint32_t kAhead = kMost < 4 ? kMost : 4;
+  static __device__ __forceinline__ const mpk_reduce_rows_params& params(const Context& context) { return context.params<mpk_reduce_rows_params>(); }
 
-  struct Views {
-    uint64_t own, received, rest, sum, norm;            /* addresses of the first row */
-    uint64_t apart;                                     /* bytes from one rank's received rows to the next */
-    uint32_t own_row, received_row, rest_row, sum_row; /* bytes from one row to the next */
-    uint32_t columns, pieces;                           /* pieces of whole column tiles */
-    uint32_t inside, padded;                            /* the thread's pieces inside the row, and inside its column tiles */
-    bool aligned;                                       /* a piece is either completely inside the row or completely outside */
-
-    __device__ __forceinline__ explicit Views(const Context& context) {
-      constexpr uint32_t kBytes = sizeof(typename Number<In>::Type);
-      const mpk_operand &mine = context.input(0), &others = context.input(1), &out = context.output(0);
-      own = mine.addr, own_row = mine.strides[0] * kBytes;
-      received = others.addr, apart = static_cast<uint64_t>(others.strides[0]) * kBytes, received_row = others.strides[1] * kBytes;
-      rest = Residual ? context.input(2).addr : 0, rest_row = Residual ? context.input(2).strides[0] * 4 : 0;
-      sum = out.addr, sum_row = out.strides[0] * 4;
-      norm = context.input(Residual ? 3 : 2).addr;
-      columns = context.params<mpk_reduce_rows_params>().rows.columns;
-      pieces = (columns + MPK_WIDE_COLUMNS - 1) / MPK_WIDE_COLUMNS * (MPK_WIDE_COLUMNS / kColumns);
-      inside = Wide::of_thread(columns / kColumns);
-      padded = Wide::of_thread(pieces);
-      const uint64_t in = own | received | apart | own_row | received_row, wide = rest | rest_row | sum | sum_row | norm;
-      aligned = columns % kColumns == 0 && in % kInBytes == 0 && wide % 16 == 0;
-    }
-    /* The address of rank `rank`'s summand of a row. */
-    __device__ __forceinline__ uint64_t summand(uint32_t rank, uint32_t self, uint32_t row) const {
-      return rank == self ? own + static_cast<uint64_t>(row) * own_row : received + rank * apart + static_cast<uint64_t>(row) * received_row;
-    }
-  };
-
-  static __device__ __forceinline__ uint32_t self(const Context& context) { return context.params<mpk_reduce_rows_params>().sum.rank; }
-  /* The number of the task's rows that are in use. */
-  static __device__ __forceinline__ uint32_t count(const Context& context) {
-    const uint32_t rows_kind = context.params<mpk_reduce_rows_params>().sum.rows_kind;
-    return context.rows_in_use_from(rows_kind, static_cast<uint32_t>(context.slot->task.args[0]), context.output(0).dims[0]);
-  }
-  static __device__ __forceinline__ Place place_of(const Context& context, uint32_t number) {
-    return Place(context.output(1), static_cast<uint32_t>(context.slot->task.args[1]), number);
-  }
-  static __device__ __forceinline__ int find_scale(Context& context, float squares, float& scale, uint32_t turn) {
-    float* const sums = reinterpret_cast<float*>(context.work() + kWorkBytes - kSumsBytes);
-    return Wide::find_scale(context, context.params<mpk_reduce_rows_params>().rows, sums, squares, scale, turn);
-  }
-  static __device__ __forceinline__ void add(Piece<MPK_F32>& sum, const Piece<In>& summand, bool first) {
-#pragma unroll
-    for (uint32_t c = 0; c < kColumns; ++c) sum.words[c] = __float_as_uint(first ? summand.at(c) : sum.at(c) + summand.at(c));
-  }
-
-  static __device__ __forceinline__ int make(Context& context, const Views& views) {
-    Piece<Norm> norms[Pieces];
-    /* The norm weight is constant, so it is loaded before the inputs are ready. */
-    constexpr uint32_t kNormBytes = Piece<Norm>::kWords * 4;
-#pragma unroll
-    for (uint32_t p = 0; p < Pieces; ++p) norms[p].load(views.norm + (context.thread + p * kComputeThreads) * kNormBytes, p < views.inside);
-    if (const int code = context.wait_inputs(); code != MPK_OK) return code;
-    const uint32_t rows = count(context), buffer = shared_address(context.work());
-#pragma unroll 1
-    for (uint32_t number = 0; number < kAhead; ++number) fetch(context, views, buffer, number, rows);
-    int code = MPK_OK;
-#pragma unroll 1
-    for (uint32_t number = 0; number < rows; ++number) {
-      /* Waits for this row. */
-      asm volatile("cp.async.wait_group %0;" ::"n"(kAhead - 1) : "memory");
-      const uint32_t from = buffer + number % kAhead * kRowBytes;
-      Piece<MPK_F32> values[Pieces];
-      float squares = 0.0f;
-#pragma unroll
-      for (uint32_t p = 0; p < Pieces; ++p) {
-        const uint32_t piece = context.thread + p * kComputeThreads;
-#pragma unroll
-        for (uint32_t r = 0; r < World; ++r) {
-          Piece<In> summand;
-          summand.read(from + (r * Pieces * kComputeThreads + piece) * kInBytes);
-          add(values[p], summand, r == 0);
-        }
-        if constexpr (Residual) {
-          Piece<MPK_F32> rest;
-          rest.read(from + kRestAt + piece * kSumBytes);
-          values[p].add(rest);
-        }
-        squares += values[p].squares();
-      }
-      /* The thread has read its pieces of this row, and no other thread reads them. */
-      fetch(context, views, buffer, number + kAhead, rows);
-      const uint64_t sum = views.sum + static_cast<uint64_t>(number) * views.sum_row + context.thread * kSumBytes;
-#pragma unroll
-      for (uint32_t p = 0; p < Pieces; ++p) store_sum(sum + p * (kComputeThreads * kSumBytes), p < views.inside, values[p]);
-      float scale;
-      code = find_scale(context, squares, scale, number % 2);
-      if (code != MPK_OK) break;
-      const Place place = place_of(context, number);
-      /* The distance between a thread's pieces is a whole number of column tiles. */
-      static_assert(kComputeThreads * kColumns % MPK_WIDE_COLUMNS == 0, "column tiles");
-      uint64_t to = place.of(context.thread);
-#pragma unroll
-      for (uint32_t p = 0; p < Pieces; ++p, to += kComputeThreads * kColumns / MPK_WIDE_COLUMNS * place.tile_bytes)
-        Wide::store(to, p < views.padded, values[p], norms[p], scale);
-    }
-    /* No copy may be in flight when the next task uses the memory. */
-    asm volatile("cp.async.wait_all;" ::: "memory");
-    return code;
-  }
-
-  static __device__ __forceinline__ void store_sum(uint64_t to, bool valid, const Piece<MPK_F32>& sum) {
-    asm volatile("{.reg .pred p; setp.ne.u32 p,%5,0; @p st.global.v4.u32 [%0],{%1,%2,%3,%4};}" ::"l"(to), "r"(sum.words[0]), "r"(sum.words[1]),
-                 "r"(sum.words[2]), "r"(sum.words[3]), "r"(static_cast<uint32_t>(valid)) : "memory");
-  }
-
-  /* Starts the copies of the thread's pieces of a row, as one group; values outside the row become 0. After the last row the group is
-   * empty. */
-  static __device__ __forceinline__ void fetch(const Context& context, const Views& views, uint32_t buffer, uint32_t number, uint32_t rows) {
-    if (number < rows) {
-      const uint32_t to = buffer + number % kAhead * kRowBytes, me = self(context);
-#pragma unroll
-      for (uint32_t r = 0; r < World; ++r)
-        copy<kInBytes>(to + (r * Pieces * kComputeThreads + context.thread) * kInBytes, views.summand(r, me, number) + context.thread * kInBytes, views.inside);
-      if constexpr (Residual)
-        copy<kSumBytes>(to + kRestAt + context.thread * kSumBytes, views.rest + static_cast<uint64_t>(number) * views.rest_row + context.thread * kSumBytes,
-                        views.inside);
-    }
-    asm volatile("cp.async.commit_group;" ::: "memory");
-  }
-  /* The thread's pieces, `Bytes` each. Copies of 8 bytes pass through the first-level cache, which the wait for the inputs has emptied. */
-  template <uint32_t Bytes>
-  static __device__ __forceinline__ void copy(uint32_t to, uint64_t from, uint32_t inside) {
-#pragma unroll
-    for (uint32_t p = 0; p < Pieces; ++p) {
-      const uint32_t at = p * kComputeThreads * Bytes, bytes = p < inside ? Bytes : 0;
-      if constexpr (Bytes == 8) asm volatile("cp.async.ca.shared.global [%0],[%1],8,%2;" ::"r"(to + at), "l"(from + at), "r"(bytes) : "memory");
-      else asm volatile("cp.async.cg.shared.global [%0],[%1],16,%2;" ::"r"(to + at), "l"(from + at), "r"(bytes) : "memory");
-    }
-  }
-
-  /* Piece by piece; the sum is read again for its norm. This function gets a copy of the context, see `wide_rows`. */
-  static __device__ __noinline__ int make_piecewise(Context context) {
-    const Views views(context);
-    if (const int code = context.wait_inputs(); code != MPK_OK) return code;
-    const uint32_t rows = count(context), me = self(context);
-#pragma unroll 1
-    for (uint32_t number = 0; number < rows; ++number) {
-      const uint64_t sum = views.sum + static_cast<uint64_t>(number) * views.sum_row;
-      float squares = 0.0f, scale;
-#pragma unroll 1
-      for (uint32_t piece = context.thread; piece < views.pieces; piece += kComputeThreads) {
-        Piece<MPK_F32> value;
-#pragma unroll
-        for (uint32_t r = 0; r < World; ++r) {
-          Piece<In> summand;
-          summand.load_numbers(views.summand(r, me, number), piece, views.columns);
-          add(value, summand, r == 0);
-        }
-        if constexpr (Residual) {
-          Piece<MPK_F32> rest;
-          rest.load_numbers(views.rest + static_cast<uint64_t>(number) * views.rest_row, piece, views.columns);
-          value.add(rest);
-        }
-        squares += value.squares();
-#pragma unroll
-        for (uint32_t c = 0; c < kColumns; ++c)
-          if (piece * kColumns + c < views.columns) reinterpret_cast<uint32_t*>(sum)[piece * kColumns + c] = value.words[c];
-      }
-      if (const int code = find_scale(context, squares, scale, number % 2); code != MPK_OK) return code;
-      const Place place = place_of(context, number);
-#pragma unroll 1
-      for (uint32_t piece = context.thread; piece < views.pieces; piece += kComputeThreads) {
-        Piece<MPK_F32> value;
-        Piece<Norm> norm;
-        value.load_numbers(sum, piece, views.columns);
-        norm.load_numbers(views.norm, piece, views.columns);
-        Wide::store(place.of(piece), true, value, norm, scale);
-      }
-    }
-    return MPK_OK;
-  }
+  uint64_t own_, received_, rest_;              /* addresses of the first row */
+  uint64_t apart_;                              /* bytes from one rank's received rows to the next */
+  uint32_t own_row_, received_row_, rest_row_; /* bytes from one row to the next */
+  uint32_t self_;
 };
+
+/* In, Norm, Out: enum mpk_dtype of the summands, the norm weight and the normed rows. Pieces: number of pieces of a row per thread. */
+template <uint32_t World, bool Residual, uint32_t In, uint32_t Norm, uint32_t Out, uint32_t Pieces>
+using ReduceRows = SumRows<RankSummands<World, Residual, In>, Norm, Out, Pieces, MPK_WIDE_COLUMNS>;
 
 #endif
 
