@@ -288,7 +288,9 @@ struct Attention : TaskCode {
     const uint32_t step = group_warps * Tile::kKeys;
     uint32_t begin = share.first + member * Tile::kKeys;
 
-    attention::Rows<Dtype, Dim, PageSize, QkNorm, Joined> rows(share);
+    using Rows = attention::Rows<Dtype, Dim, PageSize, QkNorm, Joined>;
+    Rows rows(share);
+    const bool aligned = Rows::kAligned && Rows::aligned(context);
     queries += context.warp / kWarps * Tile::kQueryElements;
     Tile tile(share, context.lane);
     for (uint32_t pass = 0; pass < share.queries; pass += groups * Tile::kQueries) {
@@ -313,9 +315,12 @@ struct Attention : TaskCode {
           const int code = context.wait_inputs(/*loads_under_way=*/!std::is_same<Tile, OfStages>::value);
           if (code != MPK_OK) return code;
         }
-        rows.append_values(context);
+        if (!aligned) rows.append_values(context);
       }
-      rows.template prepare<Tile>(context, eps, queries);
+      if constexpr (Rows::kAligned) {
+        if (aligned) rows.template prepare_aligned<Tile>(context, eps, queries);
+      }
+      if (!aligned) rows.template prepare<Tile>(context, eps, queries);
       int code = context.sync();
       if (code != MPK_OK) return code;
       if (!kOneSlot && context.warp == kComputeWarps - 1) touch(context, share.heads, next);
