@@ -75,6 +75,13 @@ __device__ __forceinline__ uint32_t quotient(uint32_t a, uint32_t b) {
   return static_cast<uint32_t>((static_cast<float>(a) + 0.5f) * reciprocal(static_cast<float>(b)));
 }
 
+/* Relative error about 2^-22; 0 for -infinity. */
+__device__ __forceinline__ float fast_exp(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0,%1;" : "=f"(y) : "f"(x * 1.4426950408889634f));
+  return y;
+}
+
 __device__ __forceinline__ float silu(float gate) { return gate * reciprocal(1.0f + expf(-gate)); }
 
 /* Index of element (row, k) in a tiled constant matrix (MPK_LAYOUT_FRAGMENT) with `stride` padded columns. */

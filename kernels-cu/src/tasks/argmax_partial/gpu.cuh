@@ -1,7 +1,8 @@
 /* One column tile of the logits: for each sample the highest values with their tokens, and the sum of exponentials. If
- * there are few samples, all warps process one sample after the other; if there are many, each warp processes one. */
+ * there are few samples, all warps process one sample after the other; if there are many, each warp processes one (gpu_many.cuh). */
 #pragma once
 
+#include "tasks/argmax_partial/gpu_many.cuh"
 #include "tasks/argmax_partial/gpu_top.cuh"
 #include "tasks/argmax_partial/gpu_wanted.cuh"
 
@@ -14,27 +15,13 @@ struct ArgmaxPartial : TaskCode {
   static __device__ __forceinline__ int run(Context& context) {
     const mpk_operand& out = context.output(0); /* [1, 1, samples, words] */
     if (out.dims[3] != MPK_ARGMAX_PAIRS + 2 * Kept) context.fail(MPK_ABORT_KERNEL);
-    const WantedCandidates<Kept, Sampled> wanted(context);
+    const uint32_t samples = context.rows_in_use(1, out.dims[2]);
+    const bool many = samples >= kComputeWarps;
+    const WantedCandidates<Kept, Sampled> wanted(context, many ? context.warp : 0, many ? kComputeWarps : 1);
     int code = context.wait_inputs();
     if (code != MPK_OK) return code;
-    const uint32_t samples = context.rows_in_use(1, out.dims[2]);
-    if (samples >= kComputeWarps) {
-      for (uint32_t s = context.warp; s < samples; s += kComputeWarps) {
-        const Columns columns(context, s, context.lane, 32);
-        uint32_t* record = record_of(context, s);
-        if (Sampled && wanted.of(s) == 0) {
-          if (context.lane == 0) head(context, record, {-INFINITY, 0.0});
-          continue;
-        }
-        /* In the record, the list may be aligned to 4 bytes only, so it goes through shared memory. */
-        TokenPair* list = lists(context, 0) + context.warp * Kept;
-        const uint32_t kept = wanted.of(s);
-        const MaximumSum sum = joined<32>(columns.scan(context, list, kept));
-        if (context.lane == 0) head(context, record, sum);
-        __syncwarp();
-        for (uint32_t i = context.lane; i < Kept; i += 32) store(record, i, i < kept ? list[i] : no_pair());
-        __syncwarp();
-      }
+    if (many) {
+      by_warps(context, wanted, samples);
       return MPK_OK;
     }
     uint32_t skipped = 0;
@@ -66,6 +53,39 @@ struct ArgmaxPartial : TaskCode {
   }
 
  private:
+  /* In the work area. Without another sample's list, the ring may have more places. */
+  static constexpr uint32_t kRingAt = kComputeWarps * Kept * sizeof(TokenPair);
+  static constexpr uint32_t kRoom = (kWorkBytes - kRingAt) / (kComputeWarps * ColumnBlock::kBytes);
+  using Copied = CopiedSamples<Kept, Sampled, kRoom < 8 ? kRoom : 8>;
+
+  static __device__ __forceinline__ void by_warps(Context& context, const WantedCandidates<Kept, Sampled>& wanted, uint32_t samples) {
+    TokenPair* list = reinterpret_cast<TokenPair*>(context.work()) + context.warp * Kept;
+    Copied copied(context, wanted, context.work() + kRingAt + context.warp * Copied::kRingBytes, samples);
+    uint32_t turn = 0;
+    for (uint32_t s = context.warp; s < samples; s += kComputeWarps, ++turn) {
+      uint32_t* record = record_of(context, s);
+      const uint32_t kept = wanted.of(turn);
+      if (Sampled && kept == 0) {
+        if (context.lane == 0) head(context, record, {-INFINITY, 0.0});
+        continue;
+      }
+      const auto found = copied.scan();
+      const double sum = sum_of_lanes<32>(found.part.sum);
+      if (context.lane == 0) head(context, record, {found.part.maximum, sum});
+      if (Kept == 1 || kept == 1) {
+        for (uint32_t i = context.lane; i < Kept; i += 32) store(record, i, i == 0 ? TokenPair{found.part.maximum, found.token} : no_pair());
+        continue;
+      }
+      const Columns columns(context, s, context.lane, 32);
+      const auto best_after = [&](const TokenPair& last) { return columns.best_after(last); };
+      top_of_warp(list, kept, context.lane, best_after(first_pair()), best_after);
+      /* In the record, the list may be aligned to 4 bytes only, so it goes through shared memory. */
+      __syncwarp();
+      for (uint32_t i = context.lane; i < Kept; i += 32) store(record, i, i < kept ? list[i] : no_pair());
+      __syncwarp();
+    }
+  }
+
   static constexpr uint32_t kSumBytes = 2 * kComputeWarps * sizeof(MaximumSum);
   static_assert(kSumBytes + 2 * kComputeWarps * Kept * sizeof(TokenPair) <= kWorkBytes, "too many candidates for the work area");
 

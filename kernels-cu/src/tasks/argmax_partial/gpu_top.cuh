@@ -69,14 +69,18 @@ __device__ __forceinline__ double sum_at(const MaximumSum& part, float maximum) 
 }
 
 template <uint32_t Lanes>
+__device__ __forceinline__ double sum_of_lanes(double sum) {
+#pragma unroll
+  for (uint32_t s = Lanes / 2; s > 0; s /= 2) sum += __shfl_xor_sync(0xFFFFFFFFu, sum, s);
+  return sum;
+}
+
+template <uint32_t Lanes>
 __device__ __forceinline__ MaximumSum joined(MaximumSum part) {
   float highest = part.maximum;
 #pragma unroll
   for (uint32_t s = Lanes / 2; s > 0; s /= 2) highest = fmaxf(highest, __shfl_xor_sync(0xFFFFFFFFu, highest, s));
-  double sum = sum_at(part, highest);
-#pragma unroll
-  for (uint32_t s = Lanes / 2; s > 0; s /= 2) sum += __shfl_xor_sync(0xFFFFFFFFu, sum, s);
-  return {highest, sum};
+  return {highest, sum_of_lanes<Lanes>(sum_at(part, highest))};
 }
 
 }  // namespace gpu

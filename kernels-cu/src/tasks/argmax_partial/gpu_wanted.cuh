@@ -22,18 +22,18 @@ __device__ __forceinline__ uint32_t wanted_candidates(const Context& context, ui
   }
 }
 
-/* The same for one sample after the other: each lane asks for one of the first 32 at once. */
+/* The same for the samples first, first + step, ...: each lane asks for one of the first 32 at once. */
 template <uint32_t Kept, bool Sampled>
 struct WantedCandidates {
   const Context& context;
-  uint32_t of_lane;
+  uint32_t first, step, of_lane;
 
-  __device__ __forceinline__ explicit WantedCandidates(const Context& context_)
-      : context(context_), of_lane(wanted_candidates<Kept, Sampled>(context_, context_.lane)) {}
-  /* Called by whole warps. */
-  __device__ __forceinline__ uint32_t of(uint32_t sample) const {
+  __device__ __forceinline__ WantedCandidates(const Context& context_, uint32_t first_, uint32_t step_)
+      : context(context_), first(first_), step(step_), of_lane(wanted_candidates<Kept, Sampled>(context_, first_ + context_.lane * step_)) {}
+  /* Of the i-th of them. Called by whole warps. */
+  __device__ __forceinline__ uint32_t of(uint32_t i) const {
     if constexpr (Kept == 1 && !Sampled) return 1;
-    return sample < 32 ? __shfl_sync(0xFFFFFFFFu, of_lane, sample) : wanted_candidates<Kept, Sampled>(context, sample);
+    return i < 32 ? __shfl_sync(0xFFFFFFFFu, of_lane, i) : wanted_candidates<Kept, Sampled>(context, first + i * step);
   }
 };
 

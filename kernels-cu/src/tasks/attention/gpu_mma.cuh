@@ -52,13 +52,6 @@ __device__ __forceinline__ uint32_t packed_rest(uint32_t pair, float low, float 
   return packed<Dtype>(low - kept.x, high - kept.y);
 }
 
-/* Relative error about 2^-22; 0 for -infinity. */
-__device__ __forceinline__ float fast_exp(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0,%1;" : "=f"(y) : "f"(x * 1.4426950408889634f));
-  return y;
-}
-
 template <uint32_t Dtype, uint32_t Dim, uint32_t PageSize, uint32_t NT, bool Window>
 class MmaTile {
   using Shares = Share<Dtype, Dim, PageSize>;
