@@ -32,6 +32,15 @@ pub fn wide_index(row: usize, column: usize, columns: usize) -> usize {
     tile * tile_rows * width + row * width + ((c / 16 * 2 + place / 8) ^ (row % 8)) * 8 + place % 8
 }
 
+/// The same for the narrower column tiles.
+pub fn narrow_index(row: usize, column: usize, columns: usize) -> usize {
+    let (tile_rows, width) = (abi::MPK_WIDE_ROWS as usize, abi::MPK_WIDE_NARROW as usize);
+    let tile = row / tile_rows * 2 * columns.div_ceil(2 * width) + column / width;
+    let (row, c) = (row % tile_rows, column % width);
+    let place = c % 4 / 2 * 8 + c % 16 / 4 * 2 + c % 2;
+    tile * tile_rows * width + row * width + ((c / 16 * 2 + place / 8) ^ (row / 2 % 4)) * 8 + place % 8
+}
+
 /// Elements per row including padding (`strides[0]` of a tiled operand).
 pub fn tiled_stride(k: usize) -> usize {
     k.next_multiple_of(abi::MPK_TILE_K as usize)

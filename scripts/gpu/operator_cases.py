@@ -204,9 +204,10 @@ def embeddings(g, index, world=1):
             g.expect_values(g.named("y"), values[g.tokens], 0.0, "f32")
 
 
-def attentions(g, index, page, world=1, **choice):
+def attentions(g, index, page, world=1, product=None, **choice):
     """`attention` of the rows of the graph's sequences, with and without norms, one task per head or several and their merge. `choice`:
-    attributes that replace the case's. One case of a graph has a window."""
+    attributes that replace the case's. One case of a graph has a window. `product`: columns of a product that reads the result; if it is
+    wide, attention writes the layout of its rows."""
     sequences = g.sequences or [g.rows]
     longest = max(sequences)
     for i, (heads, kv_heads, size) in enumerate(rotated(HEADS, 2 * index, 3)):
@@ -216,7 +217,8 @@ def attentions(g, index, page, world=1, **choice):
         window = (longest + 1) // 2 if i == 1 else None
         choices = {"splits": splits, **({"window": window} if window else {}), **choice}
         shown = " ".join(f"{name}={value}" for name, value in choices.items())
-        if not g.begin(f"attention {dtype} heads={heads}/{kv_heads}x{size} norm={norm} {shown} page={page} sequences={len(sequences)}"):
+        if not g.begin(f"attention {dtype} heads={heads}/{kv_heads}x{size} norm={norm} {shown} page={page} sequences={len(sequences)}"
+                       + (f" product={product}" if product else "")):
             continue
         width = (heads + 2 * kv_heads) * size
         key_values = {"kind": "key_values", "heads": heads, "kv_heads": kv_heads}
@@ -237,7 +239,7 @@ def attentions(g, index, page, world=1, **choice):
             norms_given = [values for _, values in given]
             attrs = {"qk_norm": True, "eps": 1e-5}
         # Half of the time the next operator is row-parallel, as in models; otherwise all heads are gathered.
-        projected = world > 1 and i % 2 == 0
+        projected = product or world > 1 and i % 2 == 0
         output = g.named("mixed" if projected else "y")
         g.op("attention", inputs, [output, cache], heads=heads, kv_heads=kv_heads, head_dim=size, **choices, **attrs)
         # Each row sees the keys of its own sequence only.
@@ -245,10 +247,10 @@ def attentions(g, index, page, world=1, **choice):
                  for part in np.split(qkvv, np.cumsum(sequences)[:-1])]
         values, spread = (np.concatenate(parts) for parts in zip(*alone))
         if projected:
-            w, wv = g.tensor("w", "weight", dtype, g.normal(61, heads * size, scale=(heads * size) ** -0.5),
-                             shard={"dim": 1, "parts": [queries]})
+            shard = {"shard": {"dim": 1, "parts": [queries]}} if world > 1 else {}
+            w, wv = g.tensor("w", "weight", dtype, g.normal(product or 61, heads * size, scale=(heads * size) ** -0.5), **shard)
             g.op("linear", [output, w], g.named("y"), output_dtype="f32")
-            values, spread = ref.linear(values, spread, wv, act=dtype)
+            values, spread = ref.linear(values, spread, wv, act=dtype, wide=bool(product))
         g.expect_values(g.named("y"), values, spread, "f32" if projected else dtype)
 
 

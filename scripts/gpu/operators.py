@@ -23,7 +23,7 @@ LONG_ROWS = {129: 1, 300: 64}  # graphs of attention only, with as many rows as 
 # than workers, so that a task has several heads and several slots; `long` has the steps for many rows on GPUs that have them
 SEQUENCES = {
     "few": ([5, 1, 17, 2, 1, 9], 4, 0, {}),
-    "many": ([1 + i % 4 for i in range(40)], 16, 2, {"splits": 1, "prefill": False}),
+    "many": ([1 + i % 4 for i in range(60)], 16, 2, {"splits": 1, "prefill": False}),
     "long": ([120, 1, 1, 130, 3, 1, 44], 64, 0, {}),
 }
 WORKERS = {"sequences-many": 4}  # of graphs that need few
@@ -81,6 +81,7 @@ def graphs(check, worlds):
         g = Graph(f"sequences-{name}", sum(sequences), 1, np.random.default_rng([check.seed, 1, number, 7]),
                   lambda case: bool(pattern.search(case)), sequences)
         alone.attentions(g, index, page, **choice)
+        alone.attentions(g, 5, page, product=72, **choice)
         found.append((g, 1))
     for world in [n for n in worlds if n > 1]:
         for index, rows in enumerate(SHARED_ROWS):

@@ -71,8 +71,8 @@ pub fn digest(graph: &TaskGraph) -> u64 {
         h.words(&match o.trust {
             None => [0, 0, 0],
             Some(Trust::PagesOfSlot) => [1, 0, 0],
-            Some(Trust::RowsOfSlot { slot, of }) => [2, slot, of],
-            Some(Trust::RowsOfUnits { task, of }) => [3, task, of],
+            Some(Trust::RowsOfSlot { slot, of, in_tiles }) => [if in_tiles { 5 } else { 2 }, slot, of],
+            Some(Trust::RowsOfUnits { task, of, in_tiles }) => [if in_tiles { 6 } else { 3 }, task, of],
             Some(Trust::PagesOfRows) => [4, 0, 0],
         });
     }

@@ -125,7 +125,8 @@ impl Access {
     /// (dimension 0) are the slot's *share*: R slot/of .. R (slot + 1)/of of R rows. The share stands for rows that are known
     /// only at run time.
     pub fn rows_of_slot(operand: u8, region: Region, slot: u32, of: u32) -> Self {
-        Access { trust: Some(Trust::RowsOfSlot { slot, of }), ..Access::new(operand, region) }
+        let trust = Trust::RowsOfSlot { slot, of, in_tiles: false };
+        Access { trust: Some(trust), ..Access::new(operand, region) }
     }
     /// The kernel sees the whole cache, but accesses only the pages that `region` stands for, in the cache's own index space.
     pub fn pages_of_slot(operand: u8, region: Region) -> Self {
@@ -134,7 +135,17 @@ impl Access {
     /// The kernel sees the whole tensor, but accesses only rows that are assigned to task `task` of the `of` tasks that share
     /// the iteration's work. In `region`, the rows are the task's share, as for a slot in [`Access::rows_of_slot`].
     pub fn rows_of_units(operand: u8, region: Region, task: u32, of: u32) -> Self {
-        Access { trust: Some(Trust::RowsOfUnits { task, of }), ..Access::new(operand, region) }
+        let trust = Trust::RowsOfUnits { task, of, in_tiles: false };
+        Access { trust: Some(trust), ..Access::new(operand, region) }
+    }
+    /// The rows of a slot or of units lie in tiles: in `region`, they are the share that [`crate::trust::share_of_tiles`] names.
+    pub fn in_tiles(mut self) -> Self {
+        if let Some(Trust::RowsOfSlot { in_tiles, .. } | Trust::RowsOfUnits { in_tiles, .. }) =
+            &mut self.trust
+        {
+            *in_tiles = true;
+        }
+        self
     }
     /// The kernel sees the whole cache, but accesses only pages of the rows that are assigned to it. `region` stands for them,
     /// in the cache's own index space.

@@ -7,30 +7,38 @@
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use std::ops::Range;
 
 /// An assumption about bytes that are known only at run time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Trust {
-    /// The task accesses only the rows (dimension 0) of one active slot. In the other dimensions, its region is exact.
-    /// An access to rows without this trust may conflict with the rows of any slot.
+    /// The task accesses only the rows (dimension 0; in tiles, dimensions 0 and 2) of one active slot. The rows of its region
+    /// are the slot's *share*: R slot/of .. R (slot + 1)/of of R rows, or a box of the tiles' rows (`share_of_tiles`). In the
+    /// other dimensions, its region is exact. An access to rows without this trust may conflict with the rows of any slot.
     RowsOfSlot {
         /// The active slot.
         slot: u32,
         /// Number of active slots that the graph has room for.
         of: u32,
+        /// The rows lie in tiles: the tensor is `[row tiles, column tiles, rows of a tile, columns of a tile]`.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        in_tiles: bool,
     },
     /// The task accesses only the cache pages of one slot. Its region is in the tensor's own index space `[active slot,
     /// head, split]`.
     PagesOfSlot,
     /// The task accesses only the rows of its part of the iteration's work. The rows of its region are the task's
-    /// *share*: R task/of .. R (task + 1)/of of R rows. An access to rows without this trust may conflict with those of
-    /// any task.
+    /// *share*: R task/of .. R (task + 1)/of of R rows, or a box of the tiles' rows (`share_of_tiles`). An access to rows
+    /// without this trust may conflict with those of any task.
     RowsOfUnits {
         /// Index of the task among those that share the work.
         task: u32,
         /// Number of these tasks.
         of: u32,
+        /// The rows lie in tiles, as for a slot.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        in_tiles: bool,
     },
     /// The task accesses only cache pages of the rows that are assigned to it. Its region is in the tensor's own index
     /// space.
@@ -80,6 +88,19 @@ pub const ASSUMPTIONS: [Assumption; 4] = [
     },
 ];
 
+/// The share of slot or task `index` of `of` in a tensor whose rows lie in tiles: ranges of dimensions 0 and 2. Shares are boxes, they
+/// are disjoint, and together they are all rows. None is empty if there are at least as many rows as shares.
+pub fn share_of_tiles(tiles: u32, rows_of_tile: u32, index: u32, of: u32) -> (Range<u32>, Range<u32>) {
+    let part = |all: u32, index: u32, of: u32| (u64::from(all) * u64::from(index) / u64::from(of)) as u32;
+    let range = |all, index, of| part(all, index, of)..part(all, index + 1, of);
+    // A tile has at most as many shares as rows. So with more shares, the tiles are divided into groups first.
+    let groups = of.div_ceil(rows_of_tile.max(1)).clamp(1, tiles.max(1));
+    let shares = |group| range(of, group, groups);
+    let group = (0..groups).find(|&group| shares(group).contains(&index)).unwrap_or(0);
+    let Range { start, end } = shares(group);
+    (range(tiles, group, groups), range(rows_of_tile, index.saturating_sub(start), (end - start).max(1)))
+}
+
 impl Trust {
     /// Its entry in [`ASSUMPTIONS`].
     pub fn assumption(&self) -> &'static Assumption {
@@ -96,8 +117,43 @@ impl Trust {
         matches!(self, Trust::RowsOfSlot { .. } | Trust::RowsOfUnits { .. })
     }
 
+    /// The dimensions that number the rows, if the region's rows stand for rows that are known only at run time.
+    pub fn row_dims(&self) -> &'static [usize] {
+        match self {
+            Trust::RowsOfSlot { in_tiles, .. } | Trust::RowsOfUnits { in_tiles, .. } => match in_tiles {
+                true => &[0, 2],
+                false => &[0],
+            },
+            Trust::PagesOfSlot | Trust::PagesOfRows => &[],
+        }
+    }
+
     /// True if the region is in a cache's own index space and stands for pages.
     pub fn of_pages(&self) -> bool {
         matches!(self, Trust::PagesOfSlot | Trust::PagesOfRows)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::share_of_tiles;
+
+    /// The shares cover each row once, and none is empty.
+    #[test]
+    fn each_row_of_the_tiles_is_in_one_share() {
+        for (tiles, of) in [(1, 1), (1, 17), (1, 128), (2, 129), (2, 256), (3, 132), (16, 132), (300, 132)] {
+            let mut owner = vec![None; tiles * 128];
+            for share in 0..of {
+                let (of_tiles, rows) = share_of_tiles(tiles as u32, 128, share, of);
+                assert!(!of_tiles.is_empty() && !rows.is_empty(), "share {share} of {of}, {tiles} tiles");
+                for tile in of_tiles {
+                    for row in rows.clone() {
+                        let at = &mut owner[(tile * 128 + row) as usize];
+                        assert_eq!(at.replace(share), None, "{of} shares of {tiles} tiles");
+                    }
+                }
+            }
+            assert!(owner.iter().all(Option::is_some), "{of} shares of {tiles} tiles");
+        }
     }
 }

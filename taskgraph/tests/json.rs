@@ -146,7 +146,7 @@ fn the_part_beside_a_view_is_that_of_the_region() {
         .expect("a task that reads a whole tensor");
     let operand = &mut graph.operands[graph.tasks[task].first_operand as usize];
     operand.region.hi[0] = 1;
-    operand.trust = Some(Trust::RowsOfSlot { slot: 0, of: operand.dims[0] });
+    operand.trust = Some(Trust::RowsOfSlot { slot: 0, of: operand.dims[0], in_tiles: false });
     let good: serde_json::Value = serde_json::from_str(&to_json(&graph)).unwrap();
     let read = |value: &serde_json::Value| from_json(value.to_string().as_bytes());
     assert_eq!(read(&good).expect("as it was written"), graph);

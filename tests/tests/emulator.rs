@@ -389,7 +389,8 @@ fn operators_are_those_of_the_cpu_and_an_injected_error_is_seen() {
 
 /// Attention tasks of several slots: more sequences than workers. A sequence of three or four rows has more queries than the tiles of
 /// streamed keys hold, so these slots and those of one or two rows lay out the work area in different ways, one after the other. With
-/// heads of 128 there is no room for queries and results side by side.
+/// heads of 128 there is no room for queries and results side by side. The results are written as rows, and in the layout of the wide
+/// products that read them: by tasks of several slots, and by the merge of splits.
 #[test]
 fn attention_tasks_of_several_slots_are_those_of_the_cpu() {
     let Some(emulator) = Emulator::new() else { return };
@@ -400,26 +401,37 @@ fn attention_tasks_of_several_slots_are_those_of_the_cpu() {
         reference::rope_table(longest, size, 1e4).iter().map(|&v| f64::from(v as f32)).collect();
     let cache = |name| {
         json!({"name": name, "kind": "persistent", "dtype": "bf16",
-               "dims": [sequences, 2 * kv_heads, page, size], "region_dims": [sequences, kv_heads, 1]})
+               "dims": [sequences, 2 * kv_heads, page, size], "region_dims": [sequences, kv_heads, 2]})
     };
     let tensors = [
         tensor("qkv", "input", "bf16", [rows, (heads + 2 * kv_heads) * size], 1.0),
         cache("cache"),
         cache("cache_of_window"),
+        cache("cache_of_splits"),
+        tensor("o_of_window", "weight", "bf16", [64, heads * size], 0.03),
+        tensor("o_of_splits", "weight", "bf16", [64, heads * size], 0.03),
         json!({"name": "rope", "kind": "constant", "dtype": "f32", "dims": [longest, size], "data": {"values": rope}}),
     ];
     let attrs =
         json!({"heads": heads, "kv_heads": kv_heads, "head_dim": size, "splits": 1, "prefill": false});
     let mut with_window = attrs.clone();
     with_window["window"] = json!(3);
+    let mut with_splits = attrs.clone();
+    with_splits["splits"] = json!(2);
+    let product = |inputs: [&str; 2], output: &str| json!({"op": "linear", "inputs": inputs, "outputs": [output], "attrs": {"output_dtype": "f32"}});
     let ops = [
         json!({"op": "attention", "inputs": ["qkv", "cache", "rope"], "outputs": ["y", "cache"], "attrs": attrs}),
         json!({"op": "attention", "inputs": ["qkv", "cache_of_window", "rope"],
                "outputs": ["w", "cache_of_window"], "attrs": with_window}),
+        json!({"op": "attention", "inputs": ["qkv", "cache_of_splits", "rope"],
+               "outputs": ["s", "cache_of_splits"], "attrs": with_splits}),
+        product(["w", "o_of_window"], "y_window"),
+        product(["s", "o_of_splits"], "y_splits"),
     ];
     let tokens: Vec<Vec<u32>> = lengths.iter().map(|&length| vec![0; length]).collect();
+    let outputs = ["y", "y_window", "y_splits"];
     let graph =
-        json!({"rows": rows, "active": sequences, "tensors": tensors, "ops": ops, "outputs": ["y", "w"]});
+        json!({"rows": rows, "active": sequences, "tensors": tensors, "ops": ops, "outputs": outputs});
     let model = ModelFile::new(
         json!({"schema": "mpk-model/1", "graph": graph, "generate": {"prompt_tokens": tokens}}),
     );

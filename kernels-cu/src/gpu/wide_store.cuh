@@ -4,6 +4,7 @@
 #include "gpu/barrier.cuh"
 #include "gpu/loads.cuh"
 #include "gpu/numbers.cuh"
+#include "gpu/wide_layout.cuh"
 
 namespace mpk {
 namespace gpu {
@@ -62,12 +63,6 @@ __device__ __forceinline__ uint4 wide_order(const uint4& piece, uint32_t lane) {
   const uint32_t y = __shfl_xor_sync(0xFFFFFFFFu, second ? piece.z : piece.w, 1);
   return second ? uint4{x, y, piece.y, piece.w} : uint4{piece.x, piece.z, x, y};
 }
-
-/* A row of a tile in MPK_LAYOUT_WIDE has 4 groups of 16 columns. Returns the bytes from the row's start to half `half` of group
- * `group`. */
-__device__ __forceinline__ uint32_t wide_piece(uint32_t row, uint32_t group, uint32_t half) { return ((group * 2 + half) ^ (row & 7u)) * 16; }
-/* The same for a tile of 32 columns, which has 2 groups. */
-__device__ __forceinline__ uint32_t narrow_piece(uint32_t row, uint32_t group, uint32_t half) { return ((group * 2 + half) ^ (row / 2 & 3u)) * 16; }
 
 /* All lanes of a warp: stores the 16 columns `group` of the task for 32 tokens, as `turned` gives them. Columns from `columns` on become
  * 0. `out` is a view in MPK_LAYOUT_WIDE: column tiles of `Columns`, one column tile unless they are narrow. */

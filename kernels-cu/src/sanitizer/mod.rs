@@ -96,9 +96,9 @@ pub fn declare(
     for (index, operand) in graph.operands.iter().enumerate() {
         let Some(trust) = operand.trust else { continue };
         let (kind, slot, lo, hi) = match trust {
-            Trust::RowsOfSlot { slot, .. } => {
+            Trust::RowsOfSlot { slot, in_tiles, .. } => {
                 let (lo, hi) = in_view(graph, operand);
-                (0, slot, lo, hi)
+                (if in_tiles { 3 } else { 0 }, slot, lo, hi)
             }
             Trust::PagesOfSlot => (1, operand.region.lo[0], operand.region.lo, operand.region.hi),
             Trust::PagesOfRows => (2, 0, operand.region.lo, operand.region.hi),

@@ -32,6 +32,7 @@ pub mod token_logprob;
 pub mod wide_linear;
 pub mod wide_rows;
 
+pub(crate) mod attended;
 pub(crate) mod contract;
 pub(crate) mod heads;
 pub(crate) mod linear_family;

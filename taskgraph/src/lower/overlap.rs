@@ -30,8 +30,8 @@ impl Overlap {
 /// A shift of regions along one dimension.
 pub(crate) type Shift = (usize, u32);
 
-/// The boxes of one operand of a part. With `any_row`, rows of a task without a slot stand for those of any slot.
-fn boxes(part: &Part, side: Side, shift: Shift, any_row: bool) -> Vec<(Region, u32)> {
+/// The boxes of one operand of a part. In the dimensions `any_row`, rows of a task without a slot stand for those of any slot.
+fn boxes(part: &Part, side: Side, shift: Shift, any_row: &[usize]) -> Vec<(Region, u32)> {
     let mut all = Vec::with_capacity(part.tasks.len());
     for (index, task) in part.tasks.iter().enumerate() {
         for access in touching(task, side) {
@@ -41,8 +41,8 @@ fn boxes(part: &Part, side: Side, shift: Shift, any_row: bool) -> Vec<(Region, u
             }
             region.lo[shift.0] += shift.1;
             region.hi[shift.0] += shift.1;
-            if any_row && access.trust.is_none() {
-                (region.lo[0], region.hi[0]) = (0, u32::MAX);
+            if access.trust.is_none() {
+                any_row.iter().for_each(|&d| (region.lo[d], region.hi[d]) = (0, u32::MAX));
             }
             all.push((region, index as u32));
         }
@@ -58,10 +58,10 @@ fn touching(task: &TaskSpec, side: Side) -> impl Iterator<Item = &Access> {
     list.iter().filter(move |a| a.operand == wanted)
 }
 
-/// True if the tasks access rows by slot.
-fn by_slot(part: &Part, side: Side) -> bool {
-    let of_slot = |a: &Access| a.trust.is_some_and(|t| t.of_rows());
-    part.tasks.iter().any(|task| touching(task, side).any(of_slot))
+/// The dimensions of the rows that the tasks access by slot; none if they do not.
+fn by_slot(part: &Part, side: Side) -> &'static [usize] {
+    let mut trusts = part.tasks.iter().flat_map(|task| touching(task, side)).filter_map(|a| a.trust);
+    trusts.find(|trust| trust.of_rows()).map_or(&[], |trust| trust.row_dims())
 }
 
 /// Overlaps between one operand of an earlier slot and one of a later slot.
@@ -73,7 +73,8 @@ pub(crate) fn overlap(
     later_side: Side,
     later_shift: Shift,
 ) -> Overlap {
-    let any_row = by_slot(earlier, earlier_side) || by_slot(later, later_side);
+    let (of_earlier, of_later) = (by_slot(earlier, earlier_side), by_slot(later, later_side));
+    let any_row = if of_earlier.is_empty() { of_later } else { of_earlier };
     let mut producers = boxes(earlier, earlier_side, earlier_shift, any_row);
     let consumers = boxes(later, later_side, later_shift, any_row);
     let mut bounds = Region { lo: [u32::MAX; MAX_DIMS], hi: [0; MAX_DIMS] };

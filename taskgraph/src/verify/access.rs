@@ -1,6 +1,6 @@
 //! Accesses to the bytes of a rank's memory: by the rank's own tasks, and by tasks of other ranks that write there.
 
-use super::boxes::{Scattered, boxes, hole, one_region, without};
+use super::boxes::{RowDims, Scattered, boxes, hole, one_region, without};
 use super::ranks::Ranks;
 use super::structure::is_put;
 use crate::region::Region;
@@ -127,8 +127,8 @@ pub(super) struct Memory<'g> {
     accesses: Vec<Access>,
     /// For each tensor, true if it has an access that this rank's barrier does not bound.
     remote: Vec<bool>,
-    /// For each tensor, true if a task accesses its rows by slot.
-    by_slot: Vec<bool>,
+    /// For each tensor, the dimensions of its rows if a task accesses them by slot.
+    by_slot: Vec<RowDims>,
     wanted: Vec<bool>,
     found: Vec<(u32, Access)>,
 }
@@ -151,18 +151,21 @@ impl<'g> Memory<'g> {
             offsets: vec![0; tensors + 1],
             accesses: Vec::new(),
             remote: vec![false; tensors],
-            by_slot: vec![false; tensors],
+            by_slot: vec![&[]; tensors],
             wanted: (0..tensors).map(wanted).collect(),
             found: Vec::with_capacity(own.operands.len()),
         };
-        let by_slot = |o: &Operand| o.trust.is_some_and(|t| t.of_rows());
-        for operand in own.operands.iter().filter(|o| by_slot(o)) {
-            memory.by_slot[operand.tensor as usize] = true;
-        }
+        let mut add_rows = |tensor: usize, operand: &Operand| {
+            let dims = operand.trust.map_or(&[][..], |t| t.row_dims());
+            if dims.len() > memory.by_slot[tensor].len() {
+                memory.by_slot[tensor] = dims;
+            }
+        };
+        own.operands.iter().for_each(|operand| add_rows(operand.tensor as usize, operand));
         for entry in symmetric.remote(owner) {
             let operand = &graphs[entry.rank as usize].operands[entry.operand as usize];
-            if by_slot(operand) {
-                memory.by_slot[symmetric.tensor_at(owner, entry.rank as usize, operand.tensor)] = true;
+            if operand.trust.is_some() {
+                add_rows(symmetric.tensor_at(owner, entry.rank as usize, operand.tensor), operand);
             }
         }
         // If rank 0's graph stands for a rank, it names the peers as rank 0 does.

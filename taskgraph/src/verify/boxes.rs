@@ -16,6 +16,9 @@ const MOST_BOXES: usize = 1024;
 /// The bytes of one operand.
 pub(super) type Boxes = SmallVec<[Region; 2]>;
 
+/// The dimensions of rows that tasks access by slot; empty if they do not.
+pub(super) type RowDims = &'static [usize];
+
 /// The view would consist of too many boxes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Scattered;
@@ -64,18 +67,28 @@ pub(super) fn strides_nest(dims: &[u32], strides: &[u32]) -> bool {
     })
 }
 
-/// The boxes that `operand` accesses in `tensor`, whose strides nest. With `by_slot`, some task accesses this tensor's rows by
-/// slot, so that other accesses to rows may conflict with any slot.
-pub(super) fn boxes(tensor: &TensorEntry, operand: &Operand, by_slot: bool) -> Result<Boxes, Scattered> {
+/// The boxes that `operand` accesses in `tensor`, whose strides nest. `by_slot`: the dimensions of this tensor's rows if some task
+/// accesses them by slot, so that other accesses to rows may conflict with any slot.
+pub(super) fn boxes(tensor: &TensorEntry, operand: &Operand, by_slot: RowDims) -> Result<Boxes, Scattered> {
     let mut found = Boxes::new();
+    let any_row = |region: &mut Region| {
+        for &d in by_slot {
+            (region.lo[d], region.hi[d]) = (0, tensor.dims.get(d).copied().unwrap_or(1));
+        }
+    };
     if is_symbolic(tensor) {
         let region = match operand.trust {
             Some(trust) if trust.of_pages() => operand.region,
             _ => Region::whole(&tensor.region_dims),
         };
         found.push(region);
-    } else if operand.trust.is_some_and(|t| t.of_rows()) {
-        found.push(operand.region);
+    } else if let Some(trust) = operand.trust.filter(|t| t.of_rows()) {
+        let mut region = operand.region;
+        // Shares in different dimensions say nothing about each other.
+        if trust.row_dims() != by_slot {
+            any_row(&mut region);
+        }
+        found.push(region);
     } else {
         if operand.dims[..usize::from(operand.ndim).min(MAX_DIMS)].contains(&0) {
             return Ok(found);
@@ -85,10 +98,7 @@ pub(super) fn boxes(tensor: &TensorEntry, operand: &Operand, by_slot: bool) -> R
         } else {
             cut_view(tensor, operand, &mut found)?;
         }
-        if by_slot {
-            let rows = tensor.dims.first().copied().unwrap_or(1);
-            found.iter_mut().for_each(|b| (b.lo[0], b.hi[0]) = (0, rows));
-        }
+        found.iter_mut().for_each(any_row);
     }
     found.retain(|b| !b.is_empty());
     Ok(found)
@@ -96,8 +106,8 @@ pub(super) fn boxes(tensor: &TensorEntry, operand: &Operand, by_slot: bool) -> R
 
 /// The box that `operand` accesses, if it is its region: then [`boxes`] is that box alone. `None` says nothing.
 #[inline]
-pub(super) fn one_region(tensor: &TensorEntry, operand: &Operand, by_slot: bool) -> Option<Region> {
-    let plain = !by_slot && operand.trust.is_none() && !is_symbolic(tensor);
+pub(super) fn one_region(tensor: &TensorEntry, operand: &Operand, by_slot: RowDims) -> Option<Region> {
+    let plain = by_slot.is_empty() && operand.trust.is_none() && !is_symbolic(tensor);
     (plain && is_region(tensor, operand)).then_some(operand.region)
 }
 

@@ -269,7 +269,7 @@ impl<'a> Comparing<'a> {
         if is_region(tensor, x) && is_region(tensor, y) {
             return true;
         }
-        let (Ok(touched), Ok(there)) = (boxes(tensor, x, false), boxes(tensor, y, false)) else {
+        let (Ok(touched), Ok(there)) = (boxes(tensor, x, &[]), boxes(tensor, y, &[])) else {
             return false;
         };
         blocks.turned_all(&touched, world, rank).is_some_and(|turned| turned == there)

@@ -5,7 +5,7 @@
 //! taken from rank 0. The ranks that it reaches are turned by `order` and `access`. The bytes that it accesses are
 //! turned by [`Ranks::boxes`]. The verifier does not use places or regions of another rank in any other way.
 
-use super::boxes::{Boxes, Scattered, boxes};
+use super::boxes::{Boxes, RowDims, Scattered, boxes};
 use super::symmetry::Symmetry;
 use crate::task_graph::{Operand, TaskGraph, TensorEntry};
 use std::ops::Index;
@@ -121,7 +121,7 @@ impl<'g> Ranks<'g> {
         rank: usize,
         tensor: &TensorEntry,
         operand: &Operand,
-        by_slot: bool,
+        by_slot: RowDims,
     ) -> Result<Boxes, Scattered> {
         let found = boxes(tensor, operand, by_slot)?;
         match self.view {

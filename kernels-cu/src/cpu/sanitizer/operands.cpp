@@ -10,7 +10,7 @@ namespace mpk {
 namespace sanitizer {
 namespace {
 
-enum Trust : uint32_t { ROWS_OF_SLOT = 0, PAGES_OF_SLOT = 1, PAGES_OF_ROWS = 2 };
+enum Trust : uint32_t { ROWS_OF_SLOT = 0, PAGES_OF_SLOT = 1, PAGES_OF_ROWS = 2, ROWS_OF_SLOT_IN_TILES = 3 };
 
 // An operand whose bytes are known only at run time; `lo` and `hi` count from the view's first element.
 struct Declared {
@@ -75,9 +75,19 @@ bool add_operand(const mpk_kernel_args* args, const mpk_operand& o, bool write, 
     uint32_t lo[MPK_MAX_DIMS], hi[MPK_MAX_DIMS];
     memcpy(lo, trust->lo, sizeof(lo));
     memcpy(hi, trust->hi, sizeof(hi));
-    lo[0] = static_cast<uint32_t>(batch->active_first_row[trust->slot]);
-    hi[0] = lo[0] + static_cast<uint32_t>(batch->active_num_rows[trust->slot]);
-    if (view_box(o, lo, hi, 0, &box)) boxes->push_back(box);
+    const uint32_t first = static_cast<uint32_t>(batch->active_first_row[trust->slot]);
+    const uint32_t end = first + static_cast<uint32_t>(batch->active_num_rows[trust->slot]);
+    if (trust->trust == ROWS_OF_SLOT_IN_TILES) {
+      const uint32_t of_tile = o.dims[2]; // the rows of a tile are dimension 2
+      for (uint32_t row = first; row < end; row = (lo[0] + 1) * of_tile) {
+        lo[0] = row / of_tile, hi[0] = lo[0] + 1;
+        lo[2] = row % of_tile, hi[2] = std::min(end - lo[0] * of_tile, of_tile);
+        if (view_box(o, lo, hi, 0, &box)) boxes->push_back(box);
+      }
+    } else {
+      lo[0] = first, hi[0] = end;
+      if (view_box(o, lo, hi, 0, &box)) boxes->push_back(box);
+    }
     // The invariant: no row belongs to two slots.
     for (uint32_t a = 0; a + 1 < batch->num_active; ++a)
       if (batch->active_first_row[a] + batch->active_num_rows[a] > batch->active_first_row[a + 1]) return false;

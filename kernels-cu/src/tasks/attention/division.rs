@@ -74,7 +74,7 @@ pub(super) fn splits(op: &LocalOp<'_>, target: &Target) -> Result<u32, OpError> 
     for rank in 0..op.world {
         let heads = Heads::local(op.global.attrs, sharding, rank, op.world)?;
         fewest = fewest.min(heads.num_key_values());
-        most_partial = most_partial.max(op.outputs[0].dims[0] * heads.num_queries() * heads.head_dim * 4);
+        most_partial = most_partial.max(op.inputs[0].dims[0] * heads.num_queries() * heads.head_dim * 4);
     }
     let tasks = fewest.max(1) * u64::from(op.global.capacity.active.max(1));
     let page_size = op.inputs[1].dims[2].max(1);

@@ -16,6 +16,7 @@
  * batch's numbers, rope and norm weights. Only this task makes the iteration's own new keys. */
 #pragma once
 
+#include "gpu/wide_layout.cuh"
 #include "tasks/attention/gpu_fma.cuh"
 #include "tasks/attention/gpu_mma.cuh"
 #include "tasks/attention/gpu_rows.cuh"
@@ -24,7 +25,9 @@
 namespace mpk {
 namespace gpu {
 
-template <uint32_t Dtype, uint32_t Dim, uint32_t PageSize, bool QkNorm, bool Partial, bool Streamed = false, uint32_t Heads = 1, bool Window = false>
+/* `Columns`: of a column tile of the result if it is in MPK_LAYOUT_WIDE; 0: it is rows. */
+template <uint32_t Dtype, uint32_t Dim, uint32_t PageSize, bool QkNorm, bool Partial, bool Streamed = false, uint32_t Heads = 1, bool Window = false,
+          uint32_t Columns = 0>
 struct Attention : TaskCode {
   using Share = attention::Share<Dtype, Dim, PageSize>;
   using Element = typename Share::Element;
@@ -387,6 +390,12 @@ struct Attention : TaskCode {
       for (uint32_t i = 0; i < kLaneDims; ++i)
         if (Dim % 32 == 0 || lane + 32 * i < Dim) values[lane + 32 * i] = total[i];
       if (lane < 2) of_row[lane] = lane == 0 ? highest : sum;
+    } else if constexpr (Columns != 0) {
+      static_assert(Dim % Columns == 0, "a head has whole column tiles");
+      const WideHead<Columns> values(to, row, head * Dim);
+      const float inverse = reciprocal(sum);
+#pragma unroll
+      for (uint32_t i = 0; i < kLaneDims; ++i) *reinterpret_cast<Element*>(values.of(lane + 32 * i)) = Number<Dtype>::from_f32(total[i] * inverse);
     } else {
       Element* values = attention::row_of<Element>(to, row) + static_cast<uint64_t>(head) * Dim;
       const float inverse = reciprocal(sum);

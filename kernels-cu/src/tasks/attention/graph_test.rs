@@ -25,7 +25,7 @@ fn graph(world: u32, target: &Target, active: u32, rows: u32) -> OpGraph {
 }
 
 /// With more attributes of attention.
-fn graph_of(
+pub(super) fn graph_of(
     world: u32,
     target: &Target,
     active: u32,
@@ -33,7 +33,7 @@ fn graph_of(
     head_dim: u64,
     more: serde_json::Value,
 ) -> OpGraph {
-    let (heads, kv_heads, vocabulary, max_batch) = (8u64, 2u64, 331u64, 8u64);
+    let (heads, kv_heads, vocabulary, max_batch) = (8u64, 2u64, 331u64, u64::from(active).max(8));
     let mut graph = OpGraph::new("test", Capacity { rows, samples: active, active });
     let add = |graph: &mut OpGraph, name, dtype, dims: &[u64], rows, role, sharding| -> TensorId {
         graph.add_tensor(tensor(name, dtype, dims, rows, role, sharding))

@@ -100,7 +100,7 @@ class Attention : SlotAttention<T> {
     const mpk_operand& out = args_->outputs[0];
     if (!params_.partial) {
       for (uint32_t c = 0; c < padded_; c += 16) store(o + c, div(load(o + c), splat(sum_[i])));
-      store_row<T>(reinterpret_cast<Element*>(row_address(out, row)) + uint64_t{head} * dim_, o, dim_);
+      this->store_head(out, row, head, o);
       return;
     }
     const mpk_operand& state = args_->outputs[1];

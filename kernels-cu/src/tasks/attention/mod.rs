@@ -11,7 +11,8 @@
 //! 2. `rope` [max_seq_len, head_dim] f32: half cosines, half sines of each position (`Role::Constant`).
 //! 3. and 4., only with `qk_norm`: `q_norm`, `k_norm` `[head_dim]`, act dtype.
 //!
-//! Outputs: 0. [rows, heads head_dim], act dtype, split like the queries. 1. `kv_cache` again: the same tensor as
+//! Outputs: 0. [rows, heads head_dim], act dtype, split like the queries; in `MPK_LAYOUT_WIDE` if a wide product reads it
+//! ([`super::attended`]). 1. `kv_cache` again: the same tensor as
 //! input 1.
 //!
 //! Attributes: `heads`, `kv_heads`, `head_dim` (even), `qk_norm` (default false), `eps` (with `qk_norm`), `scale`
@@ -47,6 +48,7 @@ mod division;
 
 use crate::abi::{mpk_attention_params, mpk_operand, mpk_task_attention, params_words};
 use crate::registry::{GpuSite, Registration};
+use crate::tasks::attended;
 use crate::tasks::attention_prefill;
 use crate::tasks::contract;
 use crate::tasks::heads::{Heads, rows_and_active, scale, scratch_bytes, window};
@@ -123,7 +125,13 @@ fn gpu(site: &GpuSite<'_>) -> Result<String, String> {
         (streamed, _, 0) => format!(", {streamed}, {kv_heads}"),
         (streamed, ..) => format!(", {streamed}, {kv_heads}, true"),
     };
-    Ok(format!("mpk::gpu::Attention<{act}, {dim}, {page_size}, {qk_norm}, {partial}{streamed}>"))
+    let more = match attended::gpu_columns(&site.outputs[0]) {
+        columns @ 1.. if !partial => {
+            format!(", {}, {kv_heads}, {}, {columns}", params.streamed != 0, params.window != 0)
+        }
+        _ => streamed,
+    };
+    Ok(format!("mpk::gpu::Attention<{act}, {dim}, {page_size}, {qk_norm}, {partial}{more}>"))
 }
 
 const ATTRIBUTES: &[Attribute] = &[
@@ -252,8 +260,8 @@ impl TaskType for Attention {
         let heads = Heads::local(op.global.attrs, op.global.inputs[0].sharding, op.rank, op.world)?;
         let partial = |width: u64| TensorType {
             dtype: DType::F32,
-            dims: vec![op.outputs[0].dims[0], heads.num_queries(), u64::from(splits), width],
-            rows: op.outputs[0].rows,
+            dims: vec![op.inputs[0].dims[0], heads.num_queries(), u64::from(splits), width],
+            rows: op.inputs[0].rows,
         };
         let mut attrs = Attrs::new();
         attrs.insert("splits".to_string(), splits.into());
@@ -287,6 +295,10 @@ impl TaskType for Attention {
         }))
     }
 
+    fn writes_as(&self, op: &LocalOp<'_>, output: usize, ty: &TensorType, _target: &Target) -> bool {
+        output == 0 && attended::writes_as(op, ty)
+    }
+
     fn seen_positions(&self, params: &[u32]) -> Option<u32> {
         let window = std::mem::offset_of!(mpk_attention_params, window) / 4;
         params.get(window).copied().filter(|&window| window != 0)
@@ -304,6 +316,9 @@ impl TaskType for Attention {
         local("local width of qkv", op.inputs[0].dims[1], (queries + 2 * key_values) * dim)?;
         local("local dimension 1 of the cache", op.inputs[1].dims[1], 2 * key_values)?;
         let partial = op.outputs.len() == 3;
+        if !partial {
+            attended::check(op, queries * dim)?;
+        }
         let splits = if partial { contract::attr_u32(attrs, "splits")?.unwrap_or(1) } else { 1 };
         let scale = scale(attrs, dim)?;
         let kv_heads = kv_heads_of_task(&heads, active, splits, target);
@@ -382,12 +397,9 @@ impl TaskType for Attention {
                         }
                         task.writes.push(of_pages(2, cache));
                     } else {
-                        let region = Region::whole(&[rows, 0]).with(0, share.start, share.end).with(
-                            1,
-                            first * dim as u32,
-                            last * dim as u32,
-                        );
-                        task.writes.push(of_rows(0, region));
+                        let columns = first * dim as u32..last * dim as u32;
+                        let by = if several { Access::rows_of_units } else { Access::rows_of_slot };
+                        task.writes.push(attended::write(op, columns, (a, groups), by));
                         task.writes.push(of_pages(1, cache));
                     }
                     tasks.push(task);
@@ -416,5 +428,7 @@ mod reference;
 mod test;
 #[cfg(test)]
 mod test_case;
+#[cfg(test)]
+mod wide_test;
 #[cfg(test)]
 mod window_test;

@@ -10,6 +10,7 @@
 
 #include "cpu/simd.h"
 #include "cpu/task.h"
+#include "cpu/wide.h"
 #include "tasks/attention/tiles.h"
 
 namespace mpk {
@@ -145,6 +146,18 @@ class SlotAttention {
       y[i] = __builtin_fmaf(second, cosine[i], first * sine[i]);
     }
     store_row<T>(rounded_, row_, dim_);
+  }
+
+  // Writes a head of a row of the result, which may be in MPK_LAYOUT_WIDE.
+  void store_head(const mpk_operand& out, uint32_t row, uint32_t head, const float* values) {
+    if constexpr (sizeof(Element) == 2) {
+      if (out.ndim == 4) {
+        store_row<T>(rounded_, values, dim_);
+        store_wide(out, row, head * dim_, rounded_, dim_);
+        return;
+      }
+    }
+    store_row<T>(reinterpret_cast<Element*>(row_address(out, row)) + uint64_t{head} * dim_, values, dim_);
   }
 
   uint32_t position_of(uint64_t query) const { return context_ + static_cast<uint32_t>(query / heads_); }

@@ -23,6 +23,7 @@ pub(super) fn case(dtype: DType, heads: u32, kv_heads: u32, head_dim: u32) -> Ca
         prefill: None,
         kv_heads_of_task: 1,
         window: 0,
+        wide: 0,
     }
 }
 

@@ -3,7 +3,9 @@
 use super::reference::{attend, prepare};
 use super::{kv_region_dims, kv_sharding, qkv_sharding};
 use crate::isa::Isa;
+use crate::layout::{narrow_index, wide_index};
 use crate::registry::registry;
+use crate::tasks::wide::{narrow_dims, wide_dims};
 use crate::testing::{
     Call, TestBatch, TestRank, TestTask, TestTensor, assert_covered_once, random_values, rounded, run_task,
 };
@@ -30,6 +32,8 @@ pub(super) struct Case {
     pub(super) kv_heads_of_task: u32,
     /// Positions that a query sees; 0: all.
     pub(super) window: u32,
+    /// Columns of a column tile of the output, in `MPK_LAYOUT_WIDE`; 0: it is written as rows.
+    pub(super) wide: u32,
 }
 
 const EPS: f64 = 1e-5;
@@ -281,13 +285,20 @@ impl Case {
             dims: vec![u64::from(data.rows), (queries.end - queries.start) * u64::from(d)],
             ..out_types[0].clone()
         };
-        let local = LocalOp {
+        let mut local = LocalOp {
             global: &view,
             inputs: inputs.iter().map(TestTensor::ty).collect(),
             outputs: vec![local_out.clone(), inputs[1].ty()],
             rank,
             world: self.world,
         };
+        if self.wide != 0 {
+            let dims_of = if self.wide == 64 { wide_dims } else { narrow_dims };
+            let dims = dims_of(local_out.dims[0], local_out.dims[1]);
+            let ty = TensorType { dims, rows: Rows::Fixed, ..local_out.clone() };
+            assert!(attention.writes_as(&local, 0, &ty, &Target::cpu(3)), "{ty:?}");
+            local.outputs[0] = ty;
+        }
         let mut target = Target::cpu(self.prefill.unwrap_or(3));
         if self.kv_heads_of_task > 1 {
             target = Target { backend: Backend::Cuda, workers: 1, ..target };
@@ -297,7 +308,7 @@ impl Case {
         assert_eq!(expansion.is_some(), self.splits > 1 || self.prefill.is_some());
         let mut out = TestTensor::poisoned(
             local_out.dtype,
-            &local_out.dims.iter().map(|d| *d as u32).collect::<Vec<_>>(),
+            &local.outputs[0].dims.iter().map(|d| *d as u32).collect::<Vec<_>>(),
         );
         let expansion = expansion.unwrap_or_else(|| Expansion {
             temporaries: Vec::new(),
@@ -383,6 +394,9 @@ impl Case {
                 let code = run_task(op.op_type, &task, batch, &TestRank::default(), Call::Run);
                 assert_eq!(code, 0, "{self:?}");
             }
+        }
+        if self.wide != 0 {
+            out = rows_of(self.wide, &local_out, &out);
         }
         (out, inputs.swap_remove(1))
     }
@@ -483,6 +497,24 @@ impl Case {
             }
         }
     }
+}
+
+/// A tensor in `MPK_LAYOUT_WIDE` as rows. Rows of its tiles that the tensor does not have must be unwritten.
+fn rows_of(width: u32, ty: &TensorType, wide: &TestTensor) -> TestTensor {
+    let (rows, columns) = (ty.dims[0] as usize, ty.dims[1] as usize);
+    let index = if width == 64 { wide_index } else { narrow_index };
+    let values = wide.values();
+    let mut known = vec![false; values.len()];
+    let mut found = Vec::with_capacity(rows * columns);
+    for row in 0..rows {
+        for column in 0..columns {
+            let at = index(row, column, columns);
+            assert!(!std::mem::replace(&mut known[at], true));
+            found.push(values[at]);
+        }
+    }
+    assert!(values.iter().zip(&known).all(|(value, known)| *known || value.is_nan()));
+    TestTensor::new(ty.dtype, &[rows as u32, columns as u32], &found)
 }
 
 fn gcd(a: u32, b: u32) -> u32 {

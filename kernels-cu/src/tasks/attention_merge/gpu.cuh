@@ -6,12 +6,14 @@
 #pragma once
 
 #include "gpu/task.cuh"
+#include "gpu/wide_layout.cuh"
 #include "tasks/attention_merge/params.h"
 
 namespace mpk {
 namespace gpu {
 
-template <uint32_t OutDtype, uint32_t Dim>
+/* `Columns`: of a column tile of the output if it is in MPK_LAYOUT_WIDE; 0: it is rows. */
+template <uint32_t OutDtype, uint32_t Dim, uint32_t Columns = 0>
 struct AttentionMerge : TaskCode {
   using Out = typename Number<OutDtype>::Type;
   static constexpr uint32_t kMostSplits = 32; /* mod.rs refuses more */
@@ -25,7 +27,7 @@ struct AttentionMerge : TaskCode {
       first_row = numbers.first_row;
       rows = numbers.num_rows;
     }
-    if (rows != 0 && first_row + rows > context.output(0).dims[0]) context.fail(MPK_ABORT_KERNEL);
+    if (rows != 0 && first_row + rows > (Columns == 0 ? context.output(0) : context.input(0)).dims[0]) context.fail(MPK_ABORT_KERNEL);
     const int code = context.wait_inputs();
     if (code != MPK_OK || rows == 0) return code;
 
@@ -97,7 +99,9 @@ struct AttentionMerge : TaskCode {
         }
       }
       if (!has_values) continue;
-      Out* to = reinterpret_cast<Out*>(out.addr) + static_cast<uint64_t>(row) * out.strides[0] + static_cast<uint64_t>(head) * Dim + d;
+      Out* to;
+      if constexpr (Columns == 0) to = reinterpret_cast<Out*>(out.addr) + static_cast<uint64_t>(row) * out.strides[0] + static_cast<uint64_t>(head) * Dim + d;
+      else to = reinterpret_cast<Out*>(WideHead<Columns>(out, row, head * Dim).of(d)); /* pairs of columns are adjacent */
       const float inverse = reciprocal(sum);
 #pragma unroll
       for (uint32_t e = 0; e < Width; ++e) to[e] = Number<OutDtype>::from_f32(total[e] * inverse);

@@ -4,6 +4,7 @@
 
 #include "cpu/simd.h"
 #include "cpu/task.h"
+#include "cpu/wide.h"
 #include "tasks/attention_merge/params.h"
 
 namespace mpk {
@@ -26,7 +27,7 @@ int attention_merge(const mpk_kernel_args* args) {
   const uint32_t first_row = static_cast<uint32_t>(batch->active_first_row[active]);
   const uint32_t rows = static_cast<uint32_t>(batch->active_num_rows[active]);
   const mpk_operand &partial = args->inputs[0], &state = args->inputs[1], &out = args->outputs[0];
-  if (first_row + rows > out.dims[0]) return MPK_ABORT_KERNEL;
+  if (first_row + rows > rows_of_result(out)) return MPK_ABORT_KERNEL;
   const uint64_t bytes = element_bytes(out.dtype);
   float* weight = reinterpret_cast<float*>(args->scratch);
   for (uint32_t row = first_row; row < first_row + rows; ++row) {
@@ -46,7 +47,8 @@ int attention_merge(const mpk_kernel_args* args) {
         weight[i] = lanes[0];
         if (of_split[1] != 0.0f) sum = sum + lanes[0] * of_split[1];
       }
-      uint8_t* to = row_address(out, row) + uint64_t{head} * params.head_dim * bytes;
+      const bool wide = out.ndim == 4;
+      uint8_t* to = wide ? nullptr : row_address(out, row) + uint64_t{head} * params.head_dim * bytes;
       for (uint32_t c = 0; c < params.head_dim; c += 16) {
         const uint32_t n = params.head_dim - c < 16 ? params.head_dim - c : 16;
         F32x16 total = zero();
@@ -56,12 +58,13 @@ int attention_merge(const mpk_kernel_args* args) {
           total = fma(splat(weight[i]), n == 16 ? load(from) : load_first(from, n), total);
         }
         const F32x16 result = div(total, splat(sum));
-        if (n == 16) {
+        if (n == 16 && !wide) {
           store_as(out.dtype, to + c * bytes, result);
         } else {
-          uint8_t tail[64];
+          alignas(64) uint8_t tail[64];
           store_as(out.dtype, tail, result);
-          memcpy(to + c * bytes, tail, n * bytes);
+          if (wide) store_wide(out, row, head * params.head_dim + c, reinterpret_cast<const uint16_t*>(tail), n);
+          else memcpy(to + c * bytes, tail, n * bytes);
         }
       }
     }

@@ -2,7 +2,7 @@
 //!
 //! Inputs: 0. [rows, heads, splits, head_dim] f32, sums of values weighted by exp(score - maximum). 1. [rows,
 //! heads, splits, 2] f32, that maximum and the sum of the weights. A sum of 0 means that the split has no key;
-//! then its values are not read. Output: [rows, heads head_dim].
+//! then its values are not read. Output: [rows, heads head_dim], or the same in `MPK_LAYOUT_WIDE`.
 //!
 //! Attributes: `heads`, `kv_heads`, `head_dim` (of all ranks), `splits`, and `dtype`, the act dtype. `attention`'s
 //! expansion creates it; its inputs are the rank's own, its output is split by heads.
@@ -12,6 +12,7 @@
 
 use crate::abi::{mpk_attention_merge_params, mpk_task_attention_merge, params_words};
 use crate::registry::{GpuSite, Registration};
+use crate::tasks::attended;
 use crate::tasks::contract;
 use crate::tasks::heads::{Heads, MAX_SPLITS, row_share, rows_and_active};
 use crate::tasks::operand::gpu_float;
@@ -38,7 +39,11 @@ fn gpu(site: &GpuSite<'_>) -> Result<String, String> {
     if splits == 0 || splits > MAX_SPLITS || dim == 0 {
         return Err(format!("{splits} splits; the GPU code takes 1 to {MAX_SPLITS}"));
     }
-    Ok(format!("mpk::gpu::AttentionMerge<{}, {dim}>", gpu_float(out)?))
+    let more = match attended::gpu_columns(out) {
+        0 => String::new(),
+        columns => format!(", {columns}"),
+    };
+    Ok(format!("mpk::gpu::AttentionMerge<{}, {dim}{more}>", gpu_float(out)?))
 }
 
 const ATTRIBUTES: &[Attribute] = &[Attribute::new("dtype", AttributeKind::DType)];
@@ -85,13 +90,14 @@ impl TaskType for AttentionMerge {
         let [rows, queries, splits, dim] = op.inputs[0].dims[..] else {
             return Err(OpError("partial results must have 4 dimensions".to_string()));
         };
-        if queries != heads.num_queries() || op.outputs[0].dims != [rows, queries * dim] {
+        if queries != heads.num_queries() || rows != attended::rows(op)? {
             return Err(OpError(format!(
-                "{queries} heads of partial results, {} heads on this rank, output {:?}",
-                heads.num_queries(),
-                op.outputs[0].dims
+                "{rows} rows and {queries} heads of partial results, {} rows and {} heads on this rank",
+                attended::rows(op)?,
+                heads.num_queries()
             )));
         }
+        attended::check(op, queries * dim)?;
         let (rows, active) = rows_and_active(rows, op.global.capacity.active)?;
         let (queries, splits, dim) = (queries as u32, splits as u32, dim as u32);
         let params = mpk_attention_merge_params { head_dim: dim, splits };
@@ -112,12 +118,8 @@ impl TaskType for AttentionMerge {
                         .with(1, first, last);
                     task.reads.push(Access::rows_of_slot(operand, region, a, active));
                 }
-                let region = Region::whole(&[rows, 0]).with(0, share.start, share.end).with(
-                    1,
-                    first * dim,
-                    last * dim,
-                );
-                task.writes.push(Access::rows_of_slot(0, region, a, active));
+                let columns = first * dim..last * dim;
+                task.writes.push(attended::write(op, columns, (a, active), Access::rows_of_slot));
                 tasks.push(task);
             }
         }

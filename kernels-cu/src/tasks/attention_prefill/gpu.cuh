@@ -15,8 +15,9 @@
 namespace mpk {
 namespace gpu {
 
-/* `Window`: a token sees only some positions before its own. */
-template <uint32_t Dtype, uint32_t Dim, uint32_t PageSize, bool Window = false>
+/* `Window`: a token sees only some positions before its own. `Columns`: of a column tile of the result if it is in MPK_LAYOUT_WIDE; 0: it is
+ * rows. */
+template <uint32_t Dtype, uint32_t Dim, uint32_t PageSize, bool Window = false, uint32_t Columns = 0>
 struct AttentionPrefill : TaskCode {
   static_assert(Dim == 64 || Dim == 128, "attention_prefill");
   using Places = attention_prefill::Layout<Dim>;
@@ -386,15 +387,13 @@ struct AttentionPrefill : TaskCode {
       const mpk_operand& out = context.output(0);
 #pragma unroll
       for (uint32_t r = 0; r < 2; ++r) {
-        uint64_t at;
-        const bool valid = rows(context).find(part.tile, row + 8 * r, out.strides[0], Dim, &at);
-        void* to = reinterpret_cast<void*>(out.addr + at * 2);
+        const attention_prefill::Result<Dim, Columns> to(rows(context).find(part.tile, row + 8 * r), out);
         const float inverse = reciprocal(all[r]);
 #pragma unroll
         for (uint32_t j = 0; j < Dim / 8; j += 4) {
           const float low[4] = {sums[4 * j + 2 * r], sums[4 * j + 4 + 2 * r], sums[4 * j + 8 + 2 * r], sums[4 * j + 12 + 2 * r]};
           const float high[4] = {sums[4 * j + 2 * r + 1], sums[4 * j + 5 + 2 * r], sums[4 * j + 9 + 2 * r], sums[4 * j + 13 + 2 * r]};
-          attention_prefill::store_blocks<Dtype>(to, 8 * j, valid, low, high, inverse, context.lane);
+          to.template store<Dtype>(8 * j, low, high, inverse, context.lane);
         }
       }
       return;

@@ -3,6 +3,7 @@
 
 #include "gpu/loads.cuh"
 #include "gpu/task.cuh"
+#include "gpu/wide_layout.cuh"
 #include "tasks/attention_prefill/params.h"
 #include "tasks/attention_prefill/units.h"
 
@@ -75,9 +76,19 @@ class RowMap {
   __device__ __forceinline__ uint32_t queries() const { return queries_; }
   /* Offset in elements of a row of `tile` in a tensor [rows, queries * dim] with this stride. False if the tensor has no such row. */
   __device__ __forceinline__ bool find(const Tile& tile, uint32_t row, uint32_t stride, uint32_t dim, uint64_t* at) const {
+    const Found found = find(tile, row);
+    *at = static_cast<uint64_t>(found.row) * stride + found.head * dim;
+    return found.valid;
+  }
+
+  /* A row of the tensor and a query head; `valid`: both exist. */
+  struct Found {
+    uint32_t row, head;
+    bool valid;
+  };
+  __device__ __forceinline__ Found find(const Tile& tile, uint32_t row) const {
     const uint32_t token_of = token(row), head_of = head(tile.head, row);
-    *at = static_cast<uint64_t>(tile.first_row + token_of) * stride + head_of * dim;
-    return token_of < tile.tokens && head_of < queries_;
+    return {tile.first_row + token_of, head_of, token_of < tile.tokens && head_of < queries_};
   }
 
  private:
@@ -113,16 +124,45 @@ __device__ __forceinline__ void transpose_quad(uint32_t (&w)[4], uint32_t lane) 
   else w[2] = c, w[3] = d;
 }
 
-/* Writes four blocks of 8 columns of a result, starting at column `column`. A lane has columns 2t and 2t + 1 of each block. */
-template <uint32_t Dtype>
-__device__ __forceinline__ void store_blocks(void* row, uint32_t column, bool valid, const float (&low)[4], const float (&high)[4], float factor,
-                                             uint32_t lane) {
-  uint32_t w[4];
+/* Where the result of a row of a query tile is stored. `Columns`: of a column tile if the tensor is in MPK_LAYOUT_WIDE; 0: it has rows. */
+template <uint32_t Dim, uint32_t Columns>
+struct Result {
+  static_assert(Dim % Columns == 0, "a head has whole column tiles");
+  WideHead<Columns> head;
+  bool valid;
+
+  __device__ __forceinline__ Result(const RowMap::Found& at, const mpk_operand& out) : head(out, at.row, at.head * Dim), valid(at.valid) {}
+  /* Writes four blocks of 8 columns, starting at column `column` of the head. A lane has columns 2t and 2t + 1 of each block. Of 16
+   * columns, the even pairs are adjacent, and so are the odd pairs. Lanes t and t + 2 have them, and each stores those of one group of
+   * 16. */
+  template <uint32_t Dtype>
+  __device__ __forceinline__ void store(uint32_t column, const float (&low)[4], const float (&high)[4], float factor, uint32_t lane) const {
+    uint32_t w[4];
 #pragma unroll
-  for (uint32_t i = 0; i < 4; ++i) w[i] = packed<Dtype>(low[i] * factor, high[i] * factor);
-  transpose_quad(w, lane);
-  if (valid) reinterpret_cast<uint4*>(row)[column / 8 + lane % 4] = make_uint4(w[0], w[1], w[2], w[3]);
-}
+    for (uint32_t i = 0; i < 4; ++i) w[i] = packed<Dtype>(low[i] * factor, high[i] * factor);
+    const bool second = lane & 2;
+    const uint32_t a = __shfl_xor_sync(0xFFFFFFFFu, second ? w[0] : w[2], 2), b = __shfl_xor_sync(0xFFFFFFFFu, second ? w[1] : w[3], 2);
+    const uint4 piece = second ? make_uint4(a, w[2], b, w[3]) : make_uint4(w[0], a, w[1], b);
+    if (valid) *reinterpret_cast<uint4*>(head.piece(column + (second ? 16 : 0), lane & 1)) = piece;
+  }
+};
+
+template <uint32_t Dim>
+struct Result<Dim, 0> {
+  uint64_t address;
+  bool valid;
+
+  __device__ __forceinline__ Result(const RowMap::Found& at, const mpk_operand& out)
+      : address(out.addr + (static_cast<uint64_t>(at.row) * out.strides[0] + at.head * Dim) * 2), valid(at.valid) {}
+  template <uint32_t Dtype>
+  __device__ __forceinline__ void store(uint32_t column, const float (&low)[4], const float (&high)[4], float factor, uint32_t lane) const {
+    uint32_t w[4];
+#pragma unroll
+    for (uint32_t i = 0; i < 4; ++i) w[i] = packed<Dtype>(low[i] * factor, high[i] * factor);
+    transpose_quad(w, lane);
+    if (valid) reinterpret_cast<uint4*>(address)[column / 8 + lane % 4] = make_uint4(w[0], w[1], w[2], w[3]);
+  }
+};
 
 /* Sums of a partial result, in the layout of the products' fragments: 4 floats per lane for 16 rows and 8 columns. */
 __device__ __forceinline__ float4* partial_sums(const mpk_operand& partial, uint32_t index, uint32_t dim, uint32_t sixteen, uint32_t block, uint32_t lane) {

@@ -59,7 +59,8 @@ class AttentionPrefill : SlotAttention<T> {
         float* o = o_ + uint64_t{i} * padded_;
         if (partial == WHOLE) {
           for (uint32_t c = 0; c < padded_; c += 16) store(o + c, div(load(o + c), splat(sum_[i])));
-          store_row<T>(row_of(args_->outputs[0], heads.first, from + i), o, dim_);
+          const uint64_t at = from + i;
+          this->store_head(args_->outputs[0], first_row_ + static_cast<uint32_t>(at / heads_), heads.first + static_cast<uint32_t>(at % heads_), o);
           return;
         }
         const uint64_t row = uint64_t{partial} * prefill::kTileRows + first + i;

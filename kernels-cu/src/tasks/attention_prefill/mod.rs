@@ -16,8 +16,9 @@
 
 use crate::abi::{mpk_attention_prefill_params, mpk_operand, mpk_task_attention_prefill, params_words};
 use crate::registry::{GpuSite, Registration};
+use crate::tasks::attended;
 use crate::tasks::contract;
-use crate::tasks::heads::{Heads, MAX_SPLITS, row_share, rows_and_active, scale, scratch_bytes, window};
+use crate::tasks::heads::{Heads, MAX_SPLITS, rows_and_active, scale, scratch_bytes, window};
 use crate::tasks::operand::gpu_float;
 use std::sync::Arc;
 use taskgraph::op_graph::Attrs;
@@ -60,16 +61,22 @@ fn gpu(site: &GpuSite<'_>) -> Result<String, String> {
     if queries.dtype != cache.dtype || out.dtype != cache.dtype || queries.strides[0] % 8 != 0 {
         return Err("queries and output must have the cache's type, and rows of whole 16 bytes".to_string());
     }
-    let window = window_argument(site)?;
-    Ok(format!("mpk::gpu::AttentionPrefill<{}, {dim}, {page_size}{window}>", gpu_float(cache)?))
+    let more = last_arguments(site)?;
+    Ok(format!("mpk::gpu::AttentionPrefill<{}, {dim}, {page_size}{more}>", gpu_float(cache)?))
 }
 
-/// The last template argument of the GPU code: true for an operator with a window. Others have no code for it.
-pub(crate) fn window_argument(site: &GpuSite<'_>) -> Result<&'static str, String> {
+/// The last template arguments of the GPU code: whether the operator has a window, and the columns of a column tile of the output. Others
+/// have no code for these.
+pub(crate) fn last_arguments(site: &GpuSite<'_>) -> Result<String, String> {
     let words = size_of::<mpk_attention_prefill_params>() / 4;
     let bytes = bytemuck::cast_slice(site.params.get(..words).ok_or("its parameters are too few")?);
     let params: mpk_attention_prefill_params = bytemuck::pod_read_unaligned(bytes);
-    Ok(if params.window == 0 { "" } else { ", true" })
+    let columns = site.outputs.first().map_or(0, attended::gpu_columns);
+    Ok(match (params.window != 0, columns) {
+        (false, 0) => String::new(),
+        (true, 0) => ", true".to_string(),
+        (window, columns) => format!(", {window}, {columns}"),
+    })
 }
 
 /// The page size of a cache; an error if the GPU code of the prefill steps does not support the cache.
@@ -148,11 +155,13 @@ pub(crate) fn expansion(op: &LocalOp<'_>, target: &Target) -> Result<Expansion, 
         outputs: outputs.to_vec(),
         attrs: Attrs::new(),
     };
+    let columns = heads.num_queries() * heads.head_dim;
+    let queries = TensorType { dims: vec![op.inputs[0].dims[0], columns], ..op.inputs[0].clone() };
     use ExpansionOperand::{Input, Output, Temporary as Temp};
     let append: Vec<_> = (0..op.inputs.len()).filter(|&i| i != 1).map(Input).collect();
     Ok(Expansion {
         temporaries: vec![
-            Temporary { suffix: ".queries", ty: op.outputs[0].clone() },
+            Temporary { suffix: ".queries", ty: queries },
             Temporary { suffix: ".partial", ty: partial(heads.head_dim) },
             Temporary { suffix: ".softmax", ty: partial(2) },
         ],
@@ -170,10 +179,7 @@ pub(crate) fn params(
     target: &Target,
 ) -> Result<(Heads, mpk_attention_prefill_params), OpError> {
     let heads = Heads::local(op.global.attrs, op.global.outputs[0].sharding, op.rank, op.world)?;
-    let rows = op.outputs[0].dims[0];
-    if op.outputs[0].dims[1] != heads.num_queries() * heads.head_dim {
-        return Err(OpError(format!("local width of the output is {}", op.outputs[0].dims[1])));
-    }
+    attended::check(op, heads.num_queries() * heads.head_dim)?;
     let group = heads.heads / heads.kv_heads;
     let params = mpk_attention_prefill_params {
         head_dim: heads.head_dim as u32,
@@ -181,7 +187,7 @@ pub(crate) fn params(
         skipped: (heads.queries.start - heads.key_values.start * group) as u32,
         queries: heads.num_queries() as u32,
         kv_heads: heads.num_key_values() as u32,
-        tasks: num_tasks(rows, target),
+        tasks: num_tasks(attended::rows(op)?, target),
         scale: scale(op.global.attrs, heads.head_dim)? as f32,
         window: window(op.global.attrs)?,
     };
@@ -194,10 +200,8 @@ pub(crate) fn step_only(name: &str) -> OpError {
 }
 
 /// The region of the output that stands for the units of task `t`.
-pub(crate) fn unit_share(op: &LocalOp<'_>, t: u32, tasks: u32) -> Access {
-    let (rows, columns) = (op.outputs[0].dims[0] as u32, op.outputs[0].dims[1] as u32);
-    let share = row_share(rows, t, tasks);
-    Access::rows_of_units(0, Region::whole(&[rows, columns]).with(0, share.start, share.end), t, tasks)
+pub(crate) fn unit_share(op: &LocalOp<'_>, params: &mpk_attention_prefill_params, t: u32) -> Access {
+    attended::write(op, 0..params.queries * params.head_dim, (t, params.tasks), Access::rows_of_units)
 }
 
 /// Bytes for the weights before each slot.
@@ -240,7 +244,7 @@ impl TaskType for AttentionPrefill {
             let mut task = TaskSpec { args: [t as i32, 0, 0, 0, 0, 0, 0, 0], cost, ..TaskSpec::default() };
             task.reads.push(Access::new(0, Region::whole(&[rows, columns])));
             task.reads.push(Access::pages_of_rows(1, all));
-            task.writes.push(unit_share(op, t, params.tasks));
+            task.writes.push(unit_share(op, &params, t));
             task.writes.push(Access::rows_of_units(1, parts(dim), t, params.tasks));
             task.writes.push(Access::rows_of_units(2, parts(2), t, params.tasks));
             task

@@ -8,7 +8,7 @@
 namespace mpk {
 namespace gpu {
 
-template <uint32_t Dtype, uint32_t Dim, bool Window = false>
+template <uint32_t Dtype, uint32_t Dim, bool Window = false, uint32_t Columns = 0>
 struct AttentionPrefillMerge : TaskCode {
   static_assert(Dim == 64 || Dim == 128, "attention_prefill_merge");
 
@@ -134,11 +134,10 @@ struct AttentionPrefillMerge : TaskCode {
     const attention_prefill::RowMap map(context.params<mpk_attention_prefill_params>());
 #pragma unroll
     for (uint32_t r = 0; r < 2; ++r) {
-      uint64_t at;
-      const bool valid = map.find(control.tile, row + 8 * r, out.strides[0], Dim, &at);
       const float low[4] = {sums[0][2 * r], sums[1][2 * r], sums[2][2 * r], sums[3][2 * r]};
       const float high[4] = {sums[0][2 * r + 1], sums[1][2 * r + 1], sums[2][2 * r + 1], sums[3][2 * r + 1]};
-      attention_prefill::store_blocks<Dtype>(reinterpret_cast<void*>(out.addr + at * 2), 8 * block, valid, low, high, reciprocal(all[r]), lane);
+      const attention_prefill::Result<Dim, Columns> to(map.find(control.tile, row + 8 * r), out);
+      to.template store<Dtype>(8 * block, low, high, reciprocal(all[r]), lane);
     }
   }
 };

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cpu/simd.h"
+#include "cpu/wide.h"
 #include "tasks/attention_prefill/shares.h"
 
 namespace mpk {
@@ -35,10 +36,9 @@ class PrefillMerge {
     const uint32_t cuts = last - first + 1;
     const uint32_t first_row = static_cast<uint32_t>(args_->batch->active_first_row[own.active]) + before;
     const mpk_operand& out = args_->outputs[0];
-    if (first_row + rows / heads.count > out.dims[0]) return MPK_ABORT_KERNEL;
+    if (first_row + rows / heads.count > rows_of_result(out)) return MPK_ABORT_KERNEL;
     for (uint32_t row = rows * (task - first) / cuts; row < rows * (task - first + 1) / cuts; ++row) {
-      uint8_t* to = row_address(out, first_row + row / heads.count) + uint64_t{heads.first + row % heads.count} * params_.head_dim * element_bytes(out.dtype);
-      join(first, last, row, to);
+      join(first, last, row, first_row + row / heads.count, heads.first + row % heads.count);
     }
     return MPK_OK;
   }
@@ -55,10 +55,14 @@ class PrefillMerge {
       if (!prefill::same_place(cut(task), cut(task + 1))) each(task * prefill::kPartsOfTask);
   }
 
-  void join(uint32_t first, uint32_t last, uint32_t row, uint8_t* to) const {
+  // Row `row` of the unit: query head `head` of the tensor's row `to_row`.
+  void join(uint32_t first, uint32_t last, uint32_t row, uint32_t to_row, uint32_t head) const {
     const auto* sums = reinterpret_cast<const float*>(args_->inputs[0].addr);
     const auto* states = reinterpret_cast<const float*>(args_->inputs[1].addr);
-    const uint32_t dim = params_.head_dim, dtype = args_->outputs[0].dtype;
+    const mpk_operand& out = args_->outputs[0];
+    const uint32_t dim = params_.head_dim, dtype = out.dtype;
+    const bool wide = out.ndim == 4;
+    uint8_t* to = wide ? nullptr : row_address(out, to_row) + uint64_t{head} * dim * element_bytes(dtype);
     const auto at = [&](uint32_t part) { return uint64_t{part} * prefill::kTileRows + row; };
     float highest = -INFINITY, sum = 0.0f;
     for_parts(first, last, [&](uint32_t part) { highest = states[2 * at(part)] > highest ? states[2 * at(part)] : highest; });
@@ -79,9 +83,10 @@ class PrefillMerge {
         total = fma(splat(weight(part)), n == 16 ? load(from) : load_first(from, n), total);
       });
       const F32x16 result = div(total, splat(sum));
-      uint8_t tail[64];
+      alignas(64) uint8_t tail[64];
       store_rounded(dtype, tail, result);
-      memcpy(to + c * element_bytes(dtype), tail, n * element_bytes(dtype));
+      if (wide) store_wide(out, to_row, head * dim + c, reinterpret_cast<const uint16_t*>(tail), n);
+      else memcpy(to + c * element_bytes(dtype), tail, n * element_bytes(dtype));
     }
   }
 

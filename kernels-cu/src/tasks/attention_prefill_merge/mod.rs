@@ -8,7 +8,8 @@
 
 use crate::abi::{mpk_task_attention_prefill_merge, params_words};
 use crate::registry::{GpuSite, Registration};
-use crate::tasks::attention_prefill::{params, step_only, unit_share, weights_bytes, window_argument};
+use crate::tasks::attended;
+use crate::tasks::attention_prefill::{last_arguments, params, step_only, unit_share, weights_bytes};
 use crate::tasks::heads::rows_and_active;
 use crate::tasks::operand::gpu_float;
 use std::sync::Arc;
@@ -32,7 +33,7 @@ fn gpu(site: &GpuSite<'_>) -> Result<String, String> {
     };
     match (partial.dims[2], gpu_float(out)?) {
         (dim @ (64 | 128), act) if act != "MPK_F32" => {
-            Ok(format!("mpk::gpu::AttentionPrefillMerge<{act}, {dim}{}>", window_argument(site)?))
+            Ok(format!("mpk::gpu::AttentionPrefillMerge<{act}, {dim}{}>", last_arguments(site)?))
         }
         (dim, act) => Err(format!("heads of {dim} {act}; the GPU code takes 64 and 128 elements of 2 bytes")),
     }
@@ -57,14 +58,14 @@ impl TaskType for AttentionPrefillMerge {
 
     fn partition(&self, op: &LocalOp<'_>, target: &Target) -> Result<Partition, OpError> {
         let (_, params) = params(op, target)?;
-        let (_, active) = rows_and_active(op.outputs[0].dims[0], op.global.capacity.active)?;
+        let (_, active) = rows_and_active(attended::rows(op)?, op.global.capacity.active)?;
         let tasks = (0..params.tasks).map(|t| {
             let mut task = TaskSpec { args: [t as i32, 0, 0, 0, 0, 0, 0, 0], cost: 1, ..TaskSpec::default() };
             for (i, input) in op.inputs.iter().enumerate() {
                 let dims: Vec<u32> = input.dims.iter().map(|d| *d as u32).collect();
                 task.reads.push(Access::new(i as u8, Region::whole(&dims)));
             }
-            task.writes.push(unit_share(op, t, params.tasks));
+            task.writes.push(unit_share(op, &params, t));
             task
         });
         let tasks = tasks.collect();

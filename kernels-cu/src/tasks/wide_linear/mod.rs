@@ -1,7 +1,7 @@
 //! `wide_linear`: a product of many rows in tiles that use Hopper's tensor cores at their full speed.
 //!
-//! Inputs: x in `MPK_LAYOUT_WIDE` (from `wide_rows`), weight `[n, k]` (`[2n, k]` = gate above up with `gated`), optional bias,
-//! optional residual `[rows, n]` (f32). Output `[rows, n]`: x times the weight, with the same result as `linear`,
+//! Inputs: x in `MPK_LAYOUT_WIDE` (from `wide_rows`, a gated product or attention), weight `[n, k]` (`[2n, k]` = gate above up with
+//! `gated`), optional bias, optional residual `[rows, n]` (f32). Output `[rows, n]`: x times the weight, with the same result as `linear`,
 //! `linear_with_residual` or, with `gated`, `linear` and `silu_mul`. A gated output is in `MPK_LAYOUT_WIDE` if its reader wants
 //! that. If a tile has all rows, x has the narrower column tiles. The residual may then be two summands `[2, rows, n]`.
 //!

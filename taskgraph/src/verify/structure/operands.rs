@@ -5,7 +5,7 @@ use crate::dtype::DType;
 use crate::op_graph::Role;
 use crate::region::MAX_DIMS;
 use crate::task_graph::{Operand, Place, Space, Task, TensorEntry};
-use crate::trust::Trust;
+use crate::trust::{Trust, share_of_tiles};
 use crate::verify::boxes::{Scattered, boxes, end_of, is_symbolic};
 
 /// The reason why a trust does not fit its operand.
@@ -19,7 +19,10 @@ fn trusted(tensor: &TensorEntry, operand: &Operand, active: u32) -> Option<Strin
                 "of '{name}' declares pages of a slot, but the tensor is not a cache with its own index space"
             )
         }),
-        Some(trust @ (Trust::RowsOfSlot { slot, of } | Trust::RowsOfUnits { task: slot, of })) => {
+        Some(
+            trust @ (Trust::RowsOfSlot { slot, of, in_tiles }
+            | Trust::RowsOfUnits { task: slot, of, in_tiles }),
+        ) => {
             let rows = dims.first().copied().unwrap_or(0);
             let share = |a: u32| (u64::from(rows) * u64::from(a) / u64::from(of.max(1))) as u32;
             let region = &operand.region;
@@ -37,7 +40,15 @@ fn trusted(tensor: &TensorEntry, operand: &Operand, active: u32) -> Option<Strin
                 && (of == active || matches!(trust, Trust::RowsOfUnits { .. }))
                 && all_rows
                 && in_view
-                && (region.lo[0], region.hi[0]) == (share(slot), share(slot + 1));
+                && match (in_tiles, dims) {
+                    (false, _) => (region.lo[0], region.hi[0]) == (share(slot), share(slot + 1)),
+                    (true, &[tiles, _, rows_of_tile, _]) => {
+                        let range = |d: usize| region.lo[d]..region.hi[d];
+                        (range(0), range(2)) == share_of_tiles(tiles, rows_of_tile, slot, of)
+                            && !region.is_empty()
+                    }
+                    (true, _) => false,
+                };
             (is_symbolic(tensor) || !fits).then(|| {
                 format!(
                     "of '{name}' names {trust:?}, the graph has {active} active slots: its view must have all rows and \
@@ -121,7 +132,7 @@ impl RankCheck<'_> {
                     &operand.strides[..ndim]
                 )
             };
-            match boxes(tensor, operand, false) {
+            match boxes(tensor, operand, &[]) {
                 Err(Scattered) => {
                     return Some(format!(
                         "of '{name}' has a view ({}) that takes its elements in too many pieces; use the tensor's own strides",

@@ -1,0 +1,104 @@
+//! Results in `MPK_LAYOUT_WIDE`: their values, and the graphs in which they are written.
+
+use super::graph_test::graph_of;
+use super::test::case;
+use super::test_case::Case;
+use crate::registry::registry;
+use serde_json::json;
+use taskgraph::op_graph::Attrs;
+use taskgraph::target::device;
+use taskgraph::verify::verify;
+use taskgraph::{BuildOptions, DType, Target, TaskGraph, TensorId, build_all};
+
+/// Each element is where the layout says, and no other is written. In the second row tile too, and on ranks with a part of the heads.
+#[test]
+fn wide_results_equal_the_reference() {
+    for (dtype, wide) in [(DType::Bf16, 64), (DType::Bf16, 32), (DType::F16, 64), (DType::F16, 32)] {
+        for (heads, kv_heads, head_dim, world) in [(4, 2, 64, 1), (2, 1, 128, 1), (8, 4, 64, 2)] {
+            let one = Case { wide, world, ..case(dtype, heads, kv_heads, head_dim) };
+            let slots = vec![(37, 1), (0, 126), (5, 7)];
+            Case { slots: slots.clone(), qk_norm: true, ..one.clone() }.verify();
+            Case { slots: vec![(150, 1), (40, 2)], splits: 3, ..one.clone() }.verify();
+            Case { slots, prefill: Some(7), ..one.clone() }.verify();
+        }
+        let of_several = Case { wide, kv_heads_of_task: 2, ..case(dtype, 8, 4, 64) };
+        Case { slots: (0..9).map(|i| (i * 5, 1)).collect(), ..of_several }.verify();
+    }
+    // More slots and units than a tile has rows.
+    let slots: Vec<_> = (0..150).map(|i| (i % 7, 1)).collect();
+    for prefill in [None, Some(140)] {
+        Case { slots: slots.clone(), prefill, wide: 64, ..case(DType::Bf16, 1, 1, 64) }.verify();
+    }
+}
+
+/// Attention of heads of this size, and the product that reads it.
+fn with_product(active: u32, rows: u32, head_dim: u64, target: &Target) -> Vec<TaskGraph> {
+    let mut g = graph_of(1, target, active, rows, head_dim, json!({}));
+    let attended = TensorId(g.ops[0].outputs[0]);
+    g.tensor_mut(attended).output = false;
+    let weight = g.weight("o.weight", DType::Bf16, &[256, 8 * head_dim], None);
+    let product = g.op("o", "linear", &[attended, weight], Attrs::new());
+    g.tensor_mut(product).output = true;
+    let graphs = build_all(&g, &registry(), &BuildOptions::new(1, target.clone()));
+    graphs.unwrap_or_else(|e| panic!("{rows} rows of {head_dim}: {e}"))
+}
+
+/// The numbers of the tasks of a type.
+fn of(graph: &TaskGraph, name: &str) -> Vec<usize> {
+    (0..graph.tasks.len()).filter(|&t| graph.type_name(&graph.tasks[t]) == name).collect()
+}
+
+/// The task type that writes the result.
+fn writer(graph: &TaskGraph) -> &'static str {
+    let types = ["attention_prefill", "attention_merge", "attention"];
+    types.into_iter().find(|name| !of(graph, name).is_empty()).expect("attention")
+}
+
+/// No task changes the layout between attention and a wide product, if a head has whole column tiles.
+#[test]
+fn wide_products_read_what_attention_writes() {
+    let target = Target::cuda(device("h200").unwrap());
+    for (active, rows, head_dim, columns) in [
+        (8, 8, 128, None), // the product is not wide
+        (32, 32, 64, Some(32)),
+        (128, 128, 128, Some(32)),
+        (200, 200, 64, Some(64)),
+        (4, 300, 128, Some(64)),
+        (4, 100, 64, Some(32)),
+        (40, 40, 96, Some(32)),
+        (200, 200, 96, Some(0)), // half a column tile
+        (40, 40, 16, Some(0)),
+    ] {
+        let what = format!("{active} slots, {rows} rows of {head_dim}");
+        let graphs = with_product(active, rows, head_dim, &target);
+        if let Err(violations) = verify(&graphs) {
+            panic!("{what}: {}", violations[0]);
+        }
+        let graph = &graphs[0];
+        assert_eq!(!of(graph, "wide_linear").is_empty(), columns.is_some(), "{what}");
+        assert_eq!(!of(graph, "wide_rows").is_empty(), columns == Some(0), "{what}");
+        let codes = crate::gpu::task_codes(&graphs).unwrap();
+        let code = &codes.expressions.iter().find(|e| e.task_type == writer(graph)).unwrap().code;
+        for width in [32, 64] {
+            assert_eq!(code.ends_with(&format!(", {width}>")), columns == Some(width), "{what}: {code}");
+        }
+    }
+}
+
+/// Rows of a slot may be anywhere. So each tile of the product waits for all slots, even a tile of some rows of a row tile.
+#[test]
+fn a_wide_product_waits_for_every_slots_rows() {
+    for (rows, head_dim) in [(32, 64), (200, 64)] {
+        let target = Target::cuda(device("h200").unwrap());
+        let graphs = with_product(rows, rows, head_dim, &target);
+        verify(&graphs).unwrap();
+        let (writers, readers) = (of(&graphs[0], writer(&graphs[0])), of(&graphs[0], "wide_linear"));
+        assert!(!writers.is_empty() && readers.len() > 1);
+        for &reader in &readers {
+            let graph = &graphs[0];
+            let [event] = graph.tasks[reader].dependencies[..] else { panic!("one event") };
+            let triggers = |w: &&usize| graph.tasks[**w].trigger.map(|e| e.index()) == Some(event);
+            assert_eq!(writers.iter().filter(triggers).count(), writers.len());
+        }
+    }
+}
