@@ -90,7 +90,7 @@ fn wide_products_read_what_attention_writes() {
 fn a_wide_product_waits_for_every_slots_rows() {
     for (rows, head_dim) in [(32, 64), (200, 64)] {
         let target = Target::cuda(device("h200").unwrap());
-        let graphs = with_product(rows, rows, head_dim, &target);
+        let mut graphs = with_product(rows, rows, head_dim, &target);
         verify(&graphs).unwrap();
         let (writers, readers) = (of(&graphs[0], writer(&graphs[0])), of(&graphs[0], "wide_linear"));
         assert!(!writers.is_empty() && readers.len() > 1);
@@ -100,5 +100,17 @@ fn a_wide_product_waits_for_every_slots_rows() {
             let triggers = |w: &&usize| graph.tasks[**w].trigger.map(|e| e.index()) == Some(event);
             assert_eq!(writers.iter().filter(triggers).count(), writers.len());
         }
+        // A graph in which one slot's task triggers the product's own event instead is refused.
+        let event = graphs[0].tasks[readers[0]].dependencies[0] as usize;
+        let last = writers[writers.len() - 1];
+        let after = graphs[0].tasks[readers[0]].trigger.unwrap();
+        graphs[0].tasks[last].trigger = Some(after);
+        graphs[0].events[event].num_triggers -= 1;
+        graphs[0].events[after.index() as usize].num_triggers += 1;
+        let what = format!(
+            "{rows} rows: task {last} no longer triggers event {event} of tasks {readers:?}, but {after:?}"
+        );
+        let problem = verify(&graphs).err().unwrap_or_else(|| panic!("{what}"))[0].to_string();
+        assert!(problem.contains("'out'"), "{what}: {problem}");
     }
 }
