@@ -54,10 +54,8 @@ struct SampleWeigh : TaskCode {
 
  private:
   static constexpr uint32_t kNoSample = 0xFFFFFFFFu;
-  /* Entries of the records that a lane loads at a time, and room for those that may be in the frontier. With flat logits, 33 parts have
-   * some 400: with less room, the frontier of a part of them is found again and again. */
-  static constexpr uint32_t kTogether = 8, kList = 448;
-  static_assert(kList >= MPK_SAMPLE_FRONTIER + 32 * kTogether, "room for a frontier and what is loaded at a time");
+  /* Entries of the records that a lane loads at a time, and room for those that may be in the frontier. */
+  static constexpr uint32_t kTogether = 4, kList = MPK_SAMPLE_FRONTIER + 32 * kTogether;
   struct Joined {
     uint32_t count;
     float highest;
