@@ -12,7 +12,7 @@
 //! 3. and 4., only with `qk_norm`: `q_norm`, `k_norm` `[head_dim]`, act dtype.
 //!
 //! Outputs: 0. [rows, heads head_dim], act dtype, split like the queries; in `MPK_LAYOUT_WIDE` if a wide product reads it
-//! ([`super::attended`]). 1. `kv_cache` again: the same tensor as
+//! (`tasks/attended.rs`). 1. `kv_cache` again: the same tensor as
 //! input 1.
 //!
 //! Attributes: `heads`, `kv_heads`, `head_dim` (even), `qk_norm` (default false), `eps` (with `qk_norm`), `scale`
