@@ -25,20 +25,21 @@ pub fn layout_of(tensor: &TensorEntry, backend: Backend) -> u8 {
 
 /// The element of `MPK_LAYOUT_WIDE` for (row, column) of a matrix with `columns` columns.
 pub fn wide_index(row: usize, column: usize, columns: usize) -> usize {
-    let (tile_rows, width) = (abi::MPK_WIDE_ROWS as usize, abi::MPK_WIDE_COLUMNS as usize);
-    let tile = row / tile_rows * columns.div_ceil(width) + column / width;
-    let (row, c) = (row % tile_rows, column % width);
-    let place = c % 4 / 2 * 8 + c % 16 / 4 * 2 + c % 2;
-    tile * tile_rows * width + row * width + ((c / 16 * 2 + place / 8) ^ (row % 8)) * 8 + place % 8
+    index_in_tiles(row, column, columns, abi::MPK_WIDE_COLUMNS as usize, row % 8)
 }
 
 /// The same for the narrower column tiles.
 pub fn narrow_index(row: usize, column: usize, columns: usize) -> usize {
-    let (tile_rows, width) = (abi::MPK_WIDE_ROWS as usize, abi::MPK_WIDE_NARROW as usize);
-    let tile = row / tile_rows * 2 * columns.div_ceil(2 * width) + column / width;
+    index_in_tiles(row, column, columns, abi::MPK_WIDE_NARROW as usize, row / 2 % 4)
+}
+
+/// The same for column tiles of this width. In the row, piece p of 8 elements is in place p ^ `turned`.
+fn index_in_tiles(row: usize, column: usize, columns: usize, width: usize, turned: usize) -> usize {
+    let (tile_rows, wide) = (abi::MPK_WIDE_ROWS as usize, abi::MPK_WIDE_COLUMNS as usize);
+    let tile = row / tile_rows * (columns.div_ceil(wide) * wide / width) + column / width;
     let (row, c) = (row % tile_rows, column % width);
     let place = c % 4 / 2 * 8 + c % 16 / 4 * 2 + c % 2;
-    tile * tile_rows * width + row * width + ((c / 16 * 2 + place / 8) ^ (row / 2 % 4)) * 8 + place % 8
+    tile * tile_rows * width + row * width + ((c / 16 * 2 + place / 8) ^ turned) * 8 + place % 8
 }
 
 /// Elements per row including padding (`strides[0]` of a tiled operand).

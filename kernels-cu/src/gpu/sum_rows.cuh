@@ -124,13 +124,7 @@ struct SumRows : TaskCode {
       float scale;
       code = find_scale(context, squares, scale, number % 2);
       if (code != MPK_OK) break;
-      const Place place = place_of(context, number);
-      /* The distance between a thread's pieces is a whole number of column tiles. */
-      static_assert(kComputeThreads * kColumns % Columns == 0, "column tiles");
-      uint64_t to = place.of(context.thread);
-#pragma unroll
-      for (uint32_t p = 0; p < Pieces; ++p, to += kComputeThreads * kColumns / Columns * place.tile_bytes)
-        Wide::store(to, p < views.padded, values[p], norms[p], scale);
+      Wide::store_pieces(context, place_of(context, number), views.padded, values, norms, scale);
     }
     /* No copy may be in flight when the next task uses the memory. */
     asm volatile("cp.async.wait_all;" ::: "memory");

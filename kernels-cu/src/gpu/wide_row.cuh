@@ -111,6 +111,17 @@ struct WideRow {
     }
   };
 
+  /* Stores a thread's pieces of a row, of which `padded` are in the row's column tiles. */
+  template <uint32_t Pieces>
+  static __device__ __forceinline__ void store_pieces(const Context& context, const Place& place, uint32_t padded, const Piece<X> (&x)[Pieces],
+                                                      const Piece<kOther> (&other)[Pieces], float scale) {
+    /* The distance between a thread's pieces is a whole number of column tiles. */
+    static_assert(kComputeThreads * kColumns % Columns == 0, "column tiles");
+    uint64_t to = place.of(context.thread);
+#pragma unroll
+    for (uint32_t p = 0; p < Pieces; ++p, to += kComputeThreads * kColumns / Columns * place.tile_bytes) store(to, p < padded, x[p], other[p], scale);
+  }
+
   /* In a group of 16 columns, the even pairs lie together, and so do the odd pairs. The addresses of both differ by exclusive or with
    * `kHalves`. */
   static constexpr uint32_t kHalves = 16;

@@ -9,7 +9,7 @@ use std::path::Path;
 
 /// More than 32 for each of a task's 8 warps.
 const SAMPLES: usize = 265;
-/// The words of a record before its pairs, and which of them is the sum of exponentials.
+/// Number of words of a record before its pairs, and the index of the word that is the sum of exponentials.
 const HEAD: usize = 4;
 const SUM: usize = 3;
 

@@ -12,9 +12,8 @@ namespace attention {
  * warp processes several at a time, so that their loads overlap. Each of the `Heads` heads has the same number of
  * warps.
  *
- * Between the task's events and its first product lies this code, which the products before it have replaced in the instruction cache.
- * So the usual case, aligned rows of a 2-byte type, has code of its own that is a fourth as long (prepare_aligned): a few lanes share a
- * row, 16 bytes at a time. */
+ * The usual case, aligned rows of a 2-byte type, has shorter code of its own (prepare_aligned): a few lanes share a row, 16 bytes at a
+ * time. On an H200, 8B takes 1.0 % less with it at batch 128, 0.3 % at batch 8, and the same at batch 1. */
 template <uint32_t Dtype, uint32_t Dim, uint32_t PageSize, bool QkNorm, uint32_t Heads>
 class Rows {
   using Shares = Share<Dtype, Dim, PageSize>;

@@ -121,13 +121,7 @@ struct WideRows : TaskCode {
         code = find_scale(context, squares, scale, number % 2);
         if (code != MPK_OK) break;
       }
-      const Place place = place_of(context, number);
-      /* The distance between a thread's pieces is a whole number of column tiles. */
-      static_assert(kComputeThreads * kColumns % Columns == 0, "column tiles");
-      uint64_t to = place.of(context.thread);
-#pragma unroll
-      for (uint32_t p = 0; p < Pieces; ++p, to += kComputeThreads * kColumns / Columns * place.tile_bytes)
-        Wide::store(to, p < row.padded, values[p], others[p], scale);
+      Wide::store_pieces(context, place_of(context, number), row.padded, values, others, scale);
       fetch(context, row, buffer, number + kAhead, rows);
     }
     /* No copy may be in flight when the next task uses the memory. */

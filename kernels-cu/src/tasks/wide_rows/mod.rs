@@ -19,6 +19,8 @@ use taskgraph::task_type::{Access, LocalOp, OpError, OpView, Partition, ShardRul
 use taskgraph::{Attribute, AttributeKind, DType, Region, Rows, Target, TaskType};
 
 #[cfg(test)]
+pub(super) mod summed_test;
+#[cfg(test)]
 mod test;
 
 /// Registry entry.
