@@ -1,7 +1,8 @@
 //! Runs the GPU's own code without a GPU: the emulator (`docs/emulator.md`) takes the place of the CUDA driver and runs
 //! nvcc's PTX of the kernel. The CPU target shares no code with it, so results on which both agree are taken as
 //! correct, and an error that the test puts into the sources is found. Without nvcc the tests say so and pass; with
-//! `MPK_REQUIRE_CUDA=1` they fail. Most of a test is one run of the compiler on one core, so tests run side by side.
+//! `MPK_REQUIRE_CUDA=1` they fail. Most of a test is one run of the compiler on one core, so tests run side by side. A test that is not
+//! about prompts sets `prefill_chunk` to `max_batch`: then prompts run in the decode graphs, and less than half is compiled.
 
 use mpk_tests::fixtures::Fixture;
 use mpk_tests::reference;
@@ -157,6 +158,7 @@ fn sampled_tokens_have_the_log_probabilities_of_the_cpu() {
     let model = Fixture::open("qwen3")
         .model()
         .set("max_batch", 2)
+        .set("runtime", json!({"prefill_chunk": 2}))
         .set("generate", json!({"prompt_tokens": [[5, 6, 7], [9]], "max_new_tokens": 3, "ignore_eos": true}));
     for ranks in [1, 2] {
         let options = ["--logprobs", "2", "--temperature", "6", "--seed", "3", "--allreduce", "copy-reduce"];
@@ -216,6 +218,7 @@ fn tokens_are_the_cpus_whatever_the_sampling() {
     let model = ModelFile::random(config, 1)
         .set("max_batch", 8)
         .set("max_seq_len", 64)
+        .set("runtime", json!({"prefill_chunk": 8}))
         .set("generate", json!({"prompt_tokens": prompts, "max_new_tokens": 3, "ignore_eos": true}));
     let settings = [
         "--temperature 0.8 --top-p 0.95",
@@ -267,6 +270,7 @@ fn two_ranks_that_put_by_their_hosts_compute_the_cpus_tokens() {
     let model = Fixture::open("qwen3")
         .model()
         .set("max_batch", 1)
+        .set("runtime", json!({"prefill_chunk": 1}))
         .set("generate", json!({"prompt_tokens": [[5, 6, 7]], "max_new_tokens": 4, "ignore_eos": true}));
     let arguments = ["--allreduce", "copy-reduce", "--logprobs", "2"];
     let cpu = Job::new(2)
@@ -460,7 +464,7 @@ fn slots_of_different_lengths_share_a_decode_task() {
         .set("max_batch", lengths.len())
         .set("max_seq_len", 224)
         .set("page_size", 16)
-        .set("runtime", json!({"prefill_chunk": 512}))
+        .set("runtime", json!({"prefill_chunk": 12}))
         .set("generate", json!({"prompt_tokens": prompts, "max_new_tokens": 4, "ignore_eos": true}));
     let logprobs = |run: &RunJson| -> Vec<f64> {
         let lists = run.requests.iter().flat_map(|r| r.logprobs.as_ref().expect("log-probabilities"));
@@ -486,7 +490,6 @@ fn keys_and_values_do_not_count_as_streamed_weights() {
         "vocab_size": 256, "max_position_embeddings": 64, "rms_norm_eps": 1e-6, "rope_theta": 10000.0,
         "tie_word_embeddings": true, "hidden_act": "silu", "attention_bias": false, "dtype": "bfloat16",
     });
-    // A small chunk needs few kernel variants.
     let model = ModelFile::random(config, 1).set("page_size", 16).set("runtime", json!({"prefill_chunk": 8}));
     let path = model.path().display().to_string();
     let options = ["stream", "--model", &path, "--without", "products", "--context", "24", "--steps", "8"];

@@ -18,6 +18,8 @@ struct SamplePartial : TaskCode {
     if (columns.count > SampleColumns::kMost) context.fail(MPK_ABORT_KERNEL);
     const int code = context.wait_inputs();
     if (code != MPK_OK) return code;
+    /* Nothing would wait for the first sample's copy, and it could arrive while the next task uses the memory. */
+    if (samples == 0) return MPK_OK;
 
     Work* work = reinterpret_cast<Work*>(context.work());
     columns.bring(work->value[0], context, context.input(0), 0);
