@@ -119,9 +119,10 @@ enum What {
         /// Maximum number of tokens of a request, prompt and answer together.
         #[arg(long, default_value_t = 1024)]
         max_seq_len: u32,
-        /// Maximum number of prompt tokens in one prefill iteration.
-        #[arg(long, default_value_t = 512)]
-        prefill_chunk: u32,
+        /// Maximum number of prompt tokens in one prefill iteration. Default: none is written, so a run takes the default
+        /// of its device.
+        #[arg(long)]
+        prefill_chunk: Option<u32>,
     },
 }
 

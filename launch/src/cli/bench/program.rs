@@ -31,7 +31,7 @@ pub fn figures(engine: &Engine, what: &str, own: Value) -> Value {
     object
 }
 
-/// The model.json of a shape with random weights.
+/// The model.json of a shape with random weights. Without `prefill_chunk`, a run takes the default of its device.
 ///
 /// # Errors
 /// The name is no shape.
@@ -39,11 +39,12 @@ pub fn shape_model(
     name: &str,
     max_batch: u32,
     max_seq_len: u32,
-    prefill_chunk: u32,
+    prefill_chunk: Option<u32>,
 ) -> Result<Value, AppError> {
     let config = shapes::config(name).ok_or_else(|| {
         AppError::input(format!("unknown shape {name}; the shapes are {}", shapes::NAMES.join(", ")))
     })?;
+    let runtime = prefill_chunk.map_or_else(|| json!({}), |rows| json!({"prefill_chunk": rows}));
     Ok(json!({
         "schema": "mpk-model/1",
         "name": name,
@@ -51,7 +52,7 @@ pub fn shape_model(
         "weights": {"random": {"seed": 1}},
         "max_batch": max_batch,
         "max_seq_len": max_seq_len,
-        "runtime": {"prefill_chunk": prefill_chunk},
+        "runtime": runtime,
         "generate": {"prompt_tokens": [[1, 2, 3]], "max_new_tokens": 16, "ignore_eos": true}
     }))
 }
@@ -64,7 +65,7 @@ pub fn model(named: &Path) -> Result<ModelSpec, AppError> {
     let shape = named.to_str().filter(|name| shapes::NAMES.contains(name) && !named.exists());
     let is_single_word = named.components().count() == 1 && named.extension().is_none_or(|end| end != "json");
     match shape {
-        Some(name) => ModelSpec::json(&shape_model(name, 1, 1024, 512)?.to_string()),
+        Some(name) => ModelSpec::json(&shape_model(name, 1, 1024, None)?.to_string()),
         None if is_single_word && !named.exists() => Err(AppError::input(format!(
             "{}: no such file or folder, and no shape of this name; the shapes are {}",
             named.display(),
