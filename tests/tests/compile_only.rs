@@ -4,7 +4,6 @@
 
 use mpk_tests::Job;
 use mpk_tests::fixtures::Fixture;
-use serde_json::json;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -14,14 +13,10 @@ fn cubins(cache: &Path) -> Vec<PathBuf> {
     files.filter(|path| path.extension().is_some_and(|extension| extension == "cubin")).collect()
 }
 
-/// `prompts`: with the kernel variants of prompts. Without them, most of the compiler's time is saved.
-fn compiles(architecture: &str, prompts: bool, arguments: &[&str]) {
+fn compiles(architecture: &str, arguments: &[&str]) {
     let cache = tempfile::tempdir().expect("a temporary folder");
     // Few graph classes, so few kernel variants.
-    let mut model = Fixture::open("tiny").model().set("max_batch", 1);
-    if !prompts {
-        model = model.set("runtime", json!({"prefill_chunk": 1}));
-    }
+    let model = Fixture::open("tiny").model().set("max_batch", 1);
     let job = Job::alone()
         .arg(model.path())
         .args(arguments)
@@ -47,31 +42,30 @@ fn compiles(architecture: &str, prompts: bool, arguments: &[&str]) {
 
 #[test]
 fn ampere_one_rank() {
-    compiles("sm_80", true, &["--device", "a100", "--ranks", "1"]);
+    compiles("sm_80", &["--device", "a100", "--ranks", "1"]);
 }
 
 #[test]
 fn hopper_two_ranks_one_shot() {
-    compiles("sm_90a", false, &["--device", "h200", "--ranks", "2", "--allreduce", "one-shot"]);
+    compiles("sm_90a", &["--device", "h200", "--ranks", "2", "--allreduce", "one-shot"]);
 }
 
 /// Linked to NVSHMEM's device library.
 #[test]
 fn hopper_two_ranks_through_nvshmem() {
-    compiles("sm_90a", false, &["--device", "h200", "--ranks", "2", "--transport", "nvshmem"]);
+    compiles("sm_90a", &["--device", "h200", "--ranks", "2", "--transport", "nvshmem"]);
 }
 
 /// Puts through the hosts.
 #[test]
 fn hopper_two_ranks_by_their_hosts() {
-    compiles("sm_90a", false, &["--device", "h200", "--ranks", "2", "--transport", "host"]);
+    compiles("sm_90a", &["--device", "h200", "--ranks", "2", "--transport", "host"]);
 }
 
 #[test]
 fn blackwell_two_ranks_dynamic_copies() {
     compiles(
         "sm_100a",
-        true,
         &["--device", "b200", "--ranks", "2", "--allreduce", "copy-reduce", "--placement", "dynamic"],
     );
 }

@@ -1,9 +1,8 @@
 //! Runs the GPU's own code without a GPU: the emulator (`docs/emulator.md`) takes the place of the CUDA driver and runs
 //! nvcc's PTX of the kernel. The CPU target shares no code with it, so results on which both agree are taken as
 //! correct, and an error that the test puts into the sources is found. Without nvcc the tests say so and pass; with
-//! `MPK_REQUIRE_CUDA=1` they fail. Most of a test is one run of the compiler on one core, so tests run side by side. A test that is not
-//! about prompts sets `prefill_chunk` to `max_batch`, so prompts run in the decode graphs, or to 8, which are too few rows for wide
-//! products: less than half is compiled.
+//! `MPK_REQUIRE_CUDA=1` they fail. Most of a test is one run of the compiler on one core, so tests run side by side. Most tests
+//! that are not about prompts set `prefill_chunk` to `max_batch`: then prompts run in the decode graphs, and less than half is compiled.
 
 use mpk_tests::fixtures::Fixture;
 use mpk_tests::reference;
@@ -271,7 +270,6 @@ fn two_ranks_that_put_by_their_hosts_compute_the_cpus_tokens() {
     let model = Fixture::open("qwen3")
         .model()
         .set("max_batch", 1)
-        .set("runtime", json!({"prefill_chunk": 8}))
         .set("generate", json!({"prompt_tokens": [[5, 6, 7]], "max_new_tokens": 4, "ignore_eos": true}));
     let arguments = ["--allreduce", "copy-reduce", "--logprobs", "2"];
     let cpu = Job::new(2)
@@ -491,6 +489,7 @@ fn keys_and_values_do_not_count_as_streamed_weights() {
         "vocab_size": 256, "max_position_embeddings": 64, "rms_norm_eps": 1e-6, "rope_theta": 10000.0,
         "tie_word_embeddings": true, "hidden_act": "silu", "attention_bias": false, "dtype": "bfloat16",
     });
+    // A small chunk needs few kernel variants.
     let model = ModelFile::random(config, 1).set("page_size", 16).set("runtime", json!({"prefill_chunk": 8}));
     let path = model.path().display().to_string();
     let options = ["stream", "--model", &path, "--without", "products", "--context", "24", "--steps", "8"];
