@@ -22,9 +22,6 @@ use std::time::{Duration, Instant};
 const TIMEOUT: Duration = Duration::from_secs(60);
 /// The same under the region sanitizer, whose kernels are compiled by the first job.
 const SANITIZED_TIMEOUT: Duration = Duration::from_secs(240);
-/// Added to the niceness of a job that yields to others.
-const LEAST_PRIORITY: i32 = 19;
-
 /// What to run.
 #[derive(Clone, Debug)]
 pub struct Job {
@@ -40,7 +37,6 @@ pub struct Job {
     stdout_file: Option<PathBuf>,
     stdin_open: bool,
     limits: Vec<(u32, u64)>,
-    yields: bool,
 }
 
 impl Job {
@@ -65,7 +61,6 @@ impl Job {
             stdout_file: None,
             stdin_open: false,
             limits: Vec::new(),
-            yields: false,
         }
     }
 
@@ -170,13 +165,12 @@ impl Job {
         self.start().wait()
     }
 
-    /// Runs it to its end while other jobs run, with the time that they leave: they may watch the clock, this one must not. What it
-    /// leaves in /dev/shm is not checked.
+    /// Runs it to its end while other jobs run. For a job that does not watch the clock. What it leaves in /dev/shm is not checked.
     ///
     /// # Panics
     /// As [`Job::run`].
     pub fn run_beside_others(&self) -> Finished {
-        Job { yields: true, ..self.clone() }.spawn().wait()
+        self.spawn().wait()
     }
 
     /// Runs it with `--json` and reads the object.
@@ -251,14 +245,10 @@ impl Job {
             let file = File::options().write(true).open(path);
             command.stdout(file.unwrap_or_else(|e| panic!("{}: {e}", path.display())));
         }
-        let (limits, yields) = (self.limits.clone(), self.yields);
-        // SAFETY: nice, setrlimit and close_range may be called between fork and exec, and the closure allocates nothing.
+        let limits = self.limits.clone();
+        // SAFETY: setrlimit and close_range may be called between fork and exec, and the closure allocates nothing.
         unsafe {
             command.pre_exec(move || {
-                if yields {
-                    // The result may be any number. It cannot fail, since everybody may yield.
-                    libc::nice(LEAST_PRIORITY);
-                }
                 // A limit counts files that the tests' launcher left open, such as the file of a lock.
                 if !limits.is_empty()
                     && libc::close_range(3, libc::c_uint::MAX, libc::CLOSE_RANGE_CLOEXEC as libc::c_int) != 0

@@ -22,7 +22,7 @@ fn compiles(architecture: &str, arguments: &[&str]) {
         .args(arguments)
         .arg("--compile-only")
         .env("MPK_CACHE_DIR", &cache.path().to_string_lossy())
-        .timeout(Duration::from_secs(560));
+        .timeout(Duration::from_secs(280));
     let first = job.run_beside_others();
     if first.status == Some(3) && first.stderr.contains("scripts/setup.sh --cuda") {
         let required = std::env::var_os("MPK_REQUIRE_CUDA").is_some();

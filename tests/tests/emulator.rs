@@ -90,7 +90,7 @@ impl Emulator {
             .env("MPK_EMULATOR_NVCC", &text(&self.nvcc))
             .env("MPK_CACHE_DIR", &text(&cache))
             .env("MPK_DEBUG_POISON", "1")
-            .timeout(Duration::from_secs(560))
+            .timeout(Duration::from_secs(280))
     }
 }
 
