@@ -102,14 +102,7 @@ step_lint() { ! component clippy clippy || cargo clippy --quiet "${cargo_options
 step_doc() { RUSTDOCFLAGS="-D warnings" cargo doc --quiet --no-deps "${cargo_options[@]}"; }
 # cargo-deny checks the crates of all platforms; a build has fetched only those of this one.
 step_deny() { cargo fetch --quiet --locked && cargo deny --offline --log-level warn check bans licenses sources; }
-# The model checks take one core, and the tests wait much.
-step_protocol() {
-    local tests status=0
-    sh kernels-cu/protocol/test/run.sh &
-    tests=$!
-    sh kernels-cu/protocol/model/run.sh || status=$?
-    wait "$tests" && return "$status"
-}
+step_protocol() { sh kernels-cu/protocol/test/run.sh && sh kernels-cu/protocol/model/run.sh; }
 step_build() { cargo build --quiet "${cargo_options[@]}" --bins --examples; }
 step_doctest() { cargo test --quiet "${cargo_options[@]}" --doc; }
 # Not a member of the workspace; it uses the libraries that are built there.
