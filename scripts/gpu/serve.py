@@ -1,8 +1,9 @@
 """Checks mpk-serve: answers under load against each request alone and against Hugging Face, cancels, the first token after an idle
-time, the prefix cache, and the end.
+time, the prefix cache, pages that requests take from each other, and the end.
 
 The reference of a request is the server's own answer while nothing else runs. For the trained example, these are also
-compared with the tokens of transformers. The prefix cache is off; a second server has it (`prefix_cache.py`).
+compared with the tokens of transformers. The prefix cache is off; a second server has it (`prefix_cache.py`). A third one has pages for
+one large request and gives them out as they are needed.
 """
 
 import http.client
@@ -19,15 +20,22 @@ from golden import CLEAR_WINNER
 from server import IDLE_EXIT, LOGPROBS, Server, Wrong, compare_with_alone
 
 REQUESTS, CLIENTS, SLOTS, CANCELLED_OF = 48, 12, 8, 6
+PROMPTS, MOST_TOKENS, PAGE = [1, 3, 17, 40], 40, 8
 WAKE_LIMIT_MS, FIRST_TOKEN_LIMIT_MS = 50.0, 1.0
 MIXED = {"decode": "static", "prefill": "dynamic"}
 
 
-def model(check, placement, suffix):
+def model(check, placement, suffix, changes=None, **runtime):
     """The trained example with several slots. A server's graphs can sample, so these jobs' graphs must, too. The requests are greedy."""
     generate = {"prompt_tokens": [[1, 2, 3]], "max_new_tokens": 4, "temperature": 0.8}
     return models.checkpoint_model(check, f"serve-{suffix}", models.fixture_folder("tiny"), [], 4, max_batch=SLOTS,
-                                   runtime={"placement": placement}, generate=generate)
+                                   runtime={"placement": placement, **runtime}, generate=generate, **(changes or {}))
+
+
+def scarce(check, placement, suffix):
+    """The same with pages for one of the largest requests of `bodies`, given out as they are needed."""
+    pages = -(-(max(PROMPTS) + MOST_TOKENS) // PAGE)
+    return model(check, placement, f"{suffix}-scarce", {"page_size": PAGE}, kv="on-demand", kv_pages=pages)
 
 
 def choices(check):
@@ -40,13 +48,14 @@ def choices(check):
 
 def jobs(check):
     """What the servers launch."""
-    return [Job(model(check, placement, name), ranks, logprobs=LOGPROBS) for ranks, name, placement in choices(check)]
+    return [Job(make(check, placement, name), ranks, logprobs=LOGPROBS) for ranks, name, placement in choices(check)
+            for make in (model, scarce)]
 
 
 def bodies(check):
     """Requests of many lengths."""
     draw = random.Random(check.seed)
-    return [{"prompt": [draw.randrange(1, 200) for _ in range(draw.choice([1, 3, 17, 40]))], "max_tokens": draw.randrange(2, 40),
+    return [{"prompt": [draw.randrange(1, 200) for _ in range(draw.choice(PROMPTS))], "max_tokens": draw.randrange(2, MOST_TOKENS),
              "temperature": 0, "ignore_eos": True} for _ in range(REQUESTS)]
 
 
@@ -62,12 +71,12 @@ def compare_with_transformers(server):
                 break
 
 
-def load(check, server):
-    """Requests that come and go while others run; every sixth is cancelled after its first token."""
+def load(check, server, spread=0.1):
+    """Requests that come within `spread` seconds, and go while others run; every sixth is cancelled after its first token."""
     requests = bodies(check)
     alone = [server.steps(body) for body in requests]
     draw = random.Random(check.seed + 1)
-    delays = [draw.random() * 0.1 for _ in requests]
+    delays = [draw.random() * spread for _ in requests]
 
     def one(index):
         time.sleep(delays[index])
@@ -121,6 +130,11 @@ def judge_server(check, binary, ranks, name, placement):
         server, what = None, f"{what} prefix cache"
         server = Server(check, binary, path, ranks, prefix_cache="on")
         check.ok(what, shared.judge(server, alone))
+        judge_end(check, server, what)
+        server, what = None, f"serve N={ranks} {name} few pages"
+        server = Server(check, binary, scarce(check, placement, name), ranks)
+        done, given_up = load(check, server, 0), int(server.gauge("num_preemptions_total"))
+        check.judge(given_up > 0, what, f"{done}; {given_up} times a request gave its pages back")
         judge_end(check, server, what)
     except (Wrong, OSError, http.client.HTTPException, KeyError, ValueError) as problem:
         said = server.end(signal.SIGKILL).stderr[-600:] if server else ""
