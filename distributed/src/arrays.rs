@@ -7,7 +7,7 @@ use crate::tensors::Slot;
 use kernels_cu::abi;
 use kernels_cu::layout::layout_of;
 use kernels_cu::registry::type_number;
-use taskgraph::task_graph::{EventType, Place, Space, TaskGraph};
+use taskgraph::task_graph::{EventType, Place, Space, TaskGraph, core_types};
 use taskgraph::{EventId, Placement};
 
 /// The arrays that an `mpk_graph` points to.
@@ -39,8 +39,8 @@ pub struct ArrayPlaces {
 
 impl GraphArrays {
     /// Converts `graph`. `slots` has the address of each tensor in the kernel's memory. On a GPU, `codes` has the kernel variant
-    /// of each task in the cubin.
-    pub fn new(graph: &TaskGraph, slots: &[Slot], codes: &[u32]) -> Result<Self> {
+    /// of each task in the cubin. `sym` has each rank's symmetric heap as seen from this rank, 0 if stores cannot reach it.
+    pub fn new(graph: &TaskGraph, slots: &[Slot], codes: &[u32], sym: &[u64]) -> Result<Self> {
         let problem = |problem: String| Error::Graph { graph: graph.name.clone(), problem };
         let types = graph
             .type_names
@@ -83,6 +83,7 @@ impl GraphArrays {
                 }
             })
             .collect();
+        arrays.reach_peers(graph, sym).map_err(problem)?;
         let flag_numbers = graph.flag_numbers();
         let flag_count = flag_numbers.iter().flatten().count() as u32;
         for (index, task) in graph.tasks.iter().enumerate() {
@@ -141,6 +142,31 @@ impl GraphArrays {
             arrays.worker_first.push(arrays.worker_tasks.len() as u32);
         }
         Ok(arrays)
+    }
+
+    /// Tasks that write on another rank, other than copies, store there like anywhere else: they get the peer's own address.
+    fn reach_peers(&mut self, graph: &TaskGraph, sym: &[u64]) -> std::result::Result<(), String> {
+        let at = |rank: usize| sym.get(rank).copied().filter(|&base| base != 0);
+        for (index, task) in graph.tasks.iter().enumerate() {
+            if graph.type_name(task) == core_types::NVSHMEM_COPY {
+                continue;
+            }
+            let first = usize::from(task.num_inputs) + task.first_operand as usize;
+            for (operand, output) in self.operands[first..].iter_mut().zip(graph.outputs(task)) {
+                let Place::Peer(peer) = output.place else { continue };
+                let (Some(own), Some(there)) = (at(graph.rank as usize), at(usize::from(peer))) else {
+                    return Err(format!(
+                        "task {index} ({}) stores into the memory of rank {peer}, which is out of reach of rank {}; build \
+                         the graph for ranks out of reach",
+                        graph.type_name(task),
+                        graph.rank
+                    ));
+                };
+                operand.addr = operand.addr.wrapping_sub(own).wrapping_add(there);
+                operand.pe = -1;
+            }
+        }
+        Ok(())
     }
 
     /// Reserves room for the arrays.

@@ -15,6 +15,8 @@ pub struct BuildOptions {
     pub allreduce: Allreduce,
     /// The node of each rank, numbered in the order of their first ranks. Empty if all ranks are on one node.
     pub nodes: Vec<u32>,
+    /// Ranks on one node reach each other's memory with plain stores, so tasks may write results for a peer there.
+    pub within_reach: bool,
     /// Machine.
     pub target: Target,
     /// Set to false only to show what the protection prevents. Receive buffers are then shared without regard to peers
@@ -30,9 +32,15 @@ impl BuildOptions {
             placement: Placement::Static,
             allreduce: Allreduce::Auto,
             nodes: Vec::new(),
+            within_reach: true,
             target,
             protected: true,
         }
+    }
+
+    /// True if every rank reaches the memory of every other with plain stores.
+    pub(crate) fn all_within_reach(&self) -> bool {
+        self.within_reach && self.nodes.iter().all(|&node| node == 0)
     }
 
     pub(crate) fn check(&self) -> Result<(), BuildError> {

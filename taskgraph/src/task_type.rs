@@ -290,6 +290,13 @@ pub trait TaskType: Debug + Send + Sync {
         None
     }
 
+    /// The output that a task can write into the memory of a peer within reach of plain stores, if the kernel is fast at it. A task that
+    /// does so writes nothing else.
+    fn peer_output(&self, op: &LocalOp<'_>) -> Option<usize> {
+        let _ = op;
+        None
+    }
+
     /// The output is the sum of the two inputs, so a summing collective may include it.
     fn is_sum(&self) -> bool {
         false

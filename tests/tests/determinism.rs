@@ -4,7 +4,7 @@
 //! `MPK_REPEAT` is the number of repetitions in the first test (default 10).
 
 use mpk_tests::fixtures::Fixture;
-use mpk_tests::task_graph::emit;
+use mpk_tests::task_graph::{Task, emit};
 use mpk_tests::{Job, ModelFile};
 use serde_json::json;
 use std::collections::BTreeSet;
@@ -162,8 +162,18 @@ fn rows_that_stay_with_their_owners_have_the_same_bits() {
         let apart =
             wide("static", "two-shot").args(["--tune", "allreduce.joined_rows=0"]).run_json().result();
         assert!(apart == whole, "{ranks} ranks, sums and norms in tasks of their own: other bits");
+        for (placement, stored, stall) in
+            [("static", 0, None), ("static", 1, None), ("dynamic", 1, None), ("static", 1, Some("1:4:30"))]
+        {
+            let tuned = format!("allreduce.stored_tiles={stored}");
+            let run = wide(placement, "two-shot").args(["--tune", &tuned]);
+            let found = run.args(stall.iter().flat_map(|stall| ["--debug-stall", stall])).run_json().result();
+            assert!(found == whole, "{ranks} ranks, {placement}, {tuned}, stalled by {stall:?}: other bits");
+        }
         // These graphs are cut as those that ran. In them, a rank sums only its own blocks of 256 rows.
-        let graphs = emit(&model, ranks, &["--device", "h100", "--allreduce", "two-shot"]);
+        let stored = ["--tune", "allreduce.stored_tiles=1"];
+        let options = [&["--device", "h100", "--allreduce", "two-shot"][..], &stored].concat();
+        let graphs = emit(&model, ranks, &options);
         let name = format!("prefill-{chunk}");
         let graph = &graphs.all().find(|ranks| ranks[0].name == name).expect("a graph of these rows")[1];
         let sums = graph.all_tasks.iter().filter(|t| t.task_type == "reduce").map(|t| &t.outputs[0]);
@@ -172,6 +182,11 @@ fn rows_that_stay_with_their_owners_have_the_same_bits() {
         let normed = graph.all_tasks.iter().filter(|t| t.task_type == "reduce" && t.outputs.len() == 2);
         let normed: BTreeSet<_> = normed.map(|task| task.op_id).collect();
         assert_eq!(normed.len(), 4);
+        // The products of a layer's two sums write all tiles but the rank's own into the memory of the others.
+        let stores = |t: &&Task| t.task_type == "wide_linear" && t.outputs.iter().any(|o| o.place.is_some());
+        let stored = graph.all_tasks.iter().filter(stores).map(|t| &t.outputs[0]);
+        let elements: u64 = stored.map(|tile| tile.dims.iter().product::<u64>()).sum();
+        assert_eq!(elements, 4 * chunk * 128 * (u64::from(ranks) - 1) / u64::from(ranks));
         assert!(!blocks.is_empty() && blocks.iter().all(|block| block % u64::from(ranks) == 1), "{blocks:?}");
     }
 }

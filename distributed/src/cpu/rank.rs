@@ -103,10 +103,11 @@ impl CpuRank {
             heap: heap.own() as u64,
         });
 
+        let bases: Vec<u64> = heap.bases().iter().map(|&base| base as u64).collect();
         let arrays = graphs
             .iter()
             .zip(&slots)
-            .map(|(graph, slots)| GraphArrays::new(graph, slots, &[]))
+            .map(|(graph, slots)| GraphArrays::new(graph, slots, &[], &bases))
             .collect::<Result<Vec<_>>>()?;
         let scratch_each =
             arrays.iter().map(|a| a.scratch_bytes).max().unwrap_or(0).next_multiple_of(4096) + 4096;

@@ -207,7 +207,7 @@ impl CudaRank {
                 .iter()
                 .zip(&slots)
                 .zip(&code.codes)
-                .map(|((graph, slots), codes)| GraphArrays::new(graph, slots, codes))
+                .map(|((graph, slots), codes)| GraphArrays::new(graph, slots, codes, heap.bases()))
                 .collect::<Result<Vec<_>>>()?;
             let lasting = Lasting {
                 rank: me,

@@ -44,7 +44,7 @@ pub fn run(args: &Args) -> Result<(), AppError> {
         ModelSource::Graph { .. } => target.tuning = tuning::of_user_graph(&config, target.backend)?,
     }
     let tuned = target.tuning.clone();
-    let options = build_options(&config, &model, &Nodes::one(ranks, "localhost"), target.clone())?;
+    let options = build_options(&config, &model, &Nodes::one(ranks, "localhost"), true, target.clone())?;
     let (ops, main) = match &source {
         ModelSource::Model(source) => {
             check_ranks(source, ranks)?;

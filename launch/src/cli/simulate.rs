@@ -133,7 +133,7 @@ fn graphs_of(
     target: Target,
 ) -> Result<(Vec<TaskGraph>, taskgraph::Allreduce), AppError> {
     let run = RunConfig::default();
-    let mut build = build_options(&run, model, &Nodes::one(args.ranks, "simulated"), target)?;
+    let mut build = build_options(&run, model, &Nodes::one(args.ranks, "simulated"), true, target)?;
     // The cluster description assigns ranks to nodes.
     build.decode.nodes = cluster.nodes(args.ranks);
     let all = build_verified(&[op_graph], &kernels_cu::registry::registry(), &build)?;

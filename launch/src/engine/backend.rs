@@ -97,6 +97,14 @@ impl Backend {
         }
     }
 
+    /// Whether the ranks of a node can reach each other's memory.
+    pub fn reach(&self) -> bool {
+        match self {
+            Backend::Cpu(_) => true,
+            Backend::Cuda(machine, ..) => machine.local,
+        }
+    }
+
     /// The GPU's name in the hardware table.
     pub fn device(&self) -> Option<&'static str> {
         match self {

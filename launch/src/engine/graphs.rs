@@ -69,7 +69,8 @@ impl GraphBuild {
     }
 }
 
-/// How the graphs of a run are built. `nodes` says on which node each rank is; `runtime.nodes` may replace it.
+/// How the graphs of a run are built. `nodes` says on which node each rank is; `runtime.nodes` may replace it. `reach`: the ranks of a
+/// node can reach each other's memory.
 ///
 /// # Errors
 /// `runtime.nodes` does not fit the number of ranks.
@@ -77,6 +78,7 @@ pub fn build_options(
     config: &RunConfig,
     model: &ModelJson,
     nodes: &Nodes,
+    reach: bool,
     target: Target,
 ) -> Result<GraphBuild, AppError> {
     let ranks = nodes.of_ranks().len() as u32;
@@ -84,7 +86,9 @@ pub fn build_options(
         Some(given) => given_nodes(given, ranks)?,
         None => nodes.of_ranks().to_vec(),
     };
-    let by_hosts = target.backend == Backend::Cuda && config.transport.puts_through_host(ranks);
+    let is_gpu = target.backend == Backend::Cuda;
+    let by_hosts = is_gpu && config.transport.puts_through_host(ranks);
+    let by_nvshmem = is_gpu && config.transport.puts_through_nvshmem(ranks, reach);
     let allreduce = match allreduce(model.runtime.allreduce) {
         // The hosts' transport sends whole rows in one frame; flagged words would arrive a few at a time.
         Allreduce::Auto if by_hosts => Allreduce::CopyReduce,
@@ -93,6 +97,7 @@ pub fn build_options(
     let options = BuildOptions {
         nodes: of_ranks,
         protected: !config.unprotected,
+        within_reach: reach && !by_hosts && !by_nvshmem && nodes.count() == 1,
         allreduce,
         ..BuildOptions::new(ranks, target)
     };

@@ -197,7 +197,7 @@ fn tokens(
     let options = GraphOptions::new(&source.config, &model.runtime, top_k, world.size(), &target)
         .with_sampling(sampling);
     let ops = families::op_graphs(&source.config, &sizes, &options);
-    let build = together(world, build_options(config, &model, world.nodes(), target))?;
+    let build = together(world, build_options(config, &model, world.nodes(), backend.reach(), target))?;
     let (graphs, digests) = build_together(world, &ops, &build)?;
     tracing::info!("graphs built and verified: {:.2} s", building.elapsed().as_secs_f64());
 

@@ -184,7 +184,7 @@ impl UserGraph {
         world.phase("graphs");
         let mut target = backend.target(world, model)?;
         target.tuning = together(world, tuning::of_user_graph(config, target.backend))?;
-        let options = together(world, build_options(config, model, world.nodes(), target))?;
+        let options = together(world, build_options(config, model, world.nodes(), backend.reach(), target))?;
         let prepared = Prepared::new(model, graph, random, world.rank(), &options.decode, Wanted::All);
         let Prepared { graph, sharded, values, sequences } = together(world, prepared)?;
         let ops = [graph];

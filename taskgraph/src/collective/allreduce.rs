@@ -47,6 +47,15 @@ pub(crate) const JOINED_ROWS: Knob = Knob {
     about: "1: if rows of a sum stay with a rank, one task sums and norms them; 0: two tasks",
 };
 
+/// Whether producers write the tiles that ranks sum into the memory of these ranks. Not the default, because no machine with several GPUs
+/// has timed it yet.
+const STORED_TILES: Knob = Knob {
+    name: "allreduce.stored_tiles",
+    default: 0,
+    candidates: &[0, 1],
+    about: "1: if ranks sum rows that they own, products write their tiles into the owners' memory; 0: copies bring them",
+};
+
 impl Collective for AllReduce {
     fn name(&self) -> &'static str {
         "allreduce"
@@ -57,7 +66,7 @@ impl Collective for AllReduce {
     }
 
     fn knobs(&self) -> &'static [&'static Knob] {
-        &[&ONE_SHOT_BYTES, &JOINED_ROWS]
+        &[&ONE_SHOT_BYTES, &JOINED_ROWS, &STORED_TILES]
     }
 
     fn infer(&self, op: &OpView<'_>) -> Result<TensorType, OpError> {
@@ -155,6 +164,7 @@ impl Collective for AllReduce {
             Shares::Columns => Some(Blocks { dim: 1, size: columns / world }),
             Shares::Rows => Some(Blocks { dim: 0, size: OWNED_ROWS }),
         };
+        let stored = shares == Shares::Rows && op.can_store && op.options.target.tuned(&STORED_TILES) == 1;
         let sum = Sum {
             rows,
             tiles,
@@ -165,6 +175,7 @@ impl Collective for AllReduce {
             residual: op.view.inputs.len() == 2,
             world,
             way,
+            stored,
         };
         let (slot_rows, slot_columns) = sum.received_size();
         let received = |dtype, by_sender| Buffer {
@@ -182,7 +193,10 @@ impl Collective for AllReduce {
             }
             Way::CopyReduce | Way::TwoShot | Way::Hierarchical => {
                 lowered.buffers.push(received(source.ty.dtype, true));
-                lowered.steps.push(sum.to_owners());
+                match stored {
+                    true => lowered.stored_into = Some(0),
+                    false => lowered.steps.push(sum.to_owners()),
+                }
                 lowered.steps.push(sum.reduce(Operand::Buffer(0)));
                 if way == Way::TwoShot && op.rows != SumRows::Kept {
                     lowered.steps.push(sum.to_others());

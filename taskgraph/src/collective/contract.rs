@@ -97,6 +97,9 @@ pub struct CollectiveOp<'a> {
     pub can_push: bool,
     /// Input 0 has no memory yet, so it may be placed inside the output ([`Lowered::input_in_output`]).
     pub can_place: bool,
+    /// The producer of input 0 can write each of its tiles into the memory of the rank that sums its rows ([`Lowered::stored_into`]), if a
+    /// rank sums the rows that it owns.
+    pub can_store: bool,
     /// Whether ranks must sum rows. Not [`SumRows::Any`] only if [`Collective::sums_rows`].
     pub rows: SumRows,
 }
@@ -131,6 +134,10 @@ pub struct Lowered {
     /// Input 0 is split over the ranks in these blocks. Each rank's producer then begins with the next rank's block of a group, and
     /// ends with its own. So ranks are alike, and no two ranks send to one peer at the same time.
     pub dealt: Option<Blocks>,
+    /// The producer of input 0 writes each of its tiles into this buffer, `[world, rows of a rank, columns]`, of the rank to which `dealt`
+    /// gives the tile's rows, in the producer's slot. One event of that rank tells that all of its peers' tiles of a block have arrived. Input
+    /// 0 has no memory of its own then, and no step reads it. What the producers send counts as step 0 where a step names an earlier one.
+    pub stored_into: Option<usize>,
     /// Memory in the symmetric heap.
     pub buffers: Vec<Buffer>,
     /// Input 0 is inside the output: its producer writes its block there.
@@ -161,7 +168,7 @@ pub struct Buffer {
     pub dtype: DType,
     /// Dimensions.
     pub dims: Vec<u32>,
-    /// Dimension 0 counts the sending ranks. A rank's own slot stays empty.
+    /// Dimension 0 counts the sending ranks. A rank's own slot stays empty, unless the producer writes there ([`Lowered::stored_into`]).
     pub by_sender: bool,
 }
 
@@ -203,7 +210,7 @@ pub struct Exchange {
     /// Every rank hears from every other rank: a rank without data for a peer signals. That keeps ranks within one iteration of
     /// each other. False if other exchanges of the collective take care of that.
     pub between_all: bool,
-    /// The index of an earlier step, an exchange from which each rank made its share of this one in the step before. A rank that
+    /// The index of an earlier step, an exchange (or what producers store) from which each rank made its share of this one in the step before. A rank that
     /// has all shares then knows that the earlier exchange is done on every rank. This is a hint to the memory plan; the verifier
     /// proves what follows from it.
     pub completes: Option<usize>,

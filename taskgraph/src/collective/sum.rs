@@ -103,6 +103,8 @@ pub(super) struct Sum {
     pub residual: bool,
     pub world: u32,
     pub way: Way,
+    /// The producers write their tiles into the receive buffers, each rank's own tiles too.
+    pub stored: bool,
 }
 
 impl Sum {
@@ -228,7 +230,8 @@ impl Sum {
     /// The reduce tasks. Operands: own partial tile and received slots (or only the flagged ones), and the residual.
     pub fn reduce(&self, received: Operand) -> Step {
         let flagged = self.way == Way::OneShot;
-        let mut inputs = if flagged { vec![received] } else { vec![Operand::Input(0), received] };
+        let own_tiles = if self.stored { received } else { Operand::Input(0) };
+        let mut inputs = if flagged { vec![received] } else { vec![own_tiles, received] };
         inputs.extend(self.residual.then_some(Operand::Input(1)));
         let tasks = (0..self.world).map(|rank| {
             let mut tasks = Vec::new();
@@ -239,8 +242,11 @@ impl Sum {
                     _ => self.slots(tile),
                 };
                 let mut task = TaskSpec::default();
+                if self.stored {
+                    task.reads.push(Access::inner(0, received.with(0, rank, rank + 1)));
+                }
                 let mut read = |region: Region| task.reads.push(Access::new(task.reads.len() as u8, region));
-                if !flagged {
+                if !flagged && !self.stored {
                     read(own);
                 }
                 read(received);

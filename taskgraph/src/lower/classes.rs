@@ -47,6 +47,11 @@ impl<'a> Classes<'a> {
         self.by_key.clear();
     }
 
+    /// True if the operator is a collective, which has no class.
+    pub fn is_collective(&self, op: &Op) -> bool {
+        self.registry.collective(&op.op_type).is_some()
+    }
+
     /// Cuts the operator on each rank. `push` is set if its pushable output goes to every rank as flagged words. `dealt` is set
     /// if an output is split over the ranks in blocks ([`crate::collective::Lowered::dealt`]). `own` is an input of which each rank has
     /// only its own rows. If the operator needs other rows too, its class has no [`LocalClass::own`].
@@ -146,6 +151,7 @@ impl<'a> Classes<'a> {
                 outputs: (0..op.outputs.len()).map(ExpansionOperand::Output).collect(),
                 joins_sum: task_type.joins_sum(local),
                 sums_rows: task_type.sums_rows(local),
+                stores: task_type.peer_output(local),
                 part,
             };
             return Ok(LocalClass { temporaries: Vec::new(), steps: vec![step], own: None });
@@ -242,6 +248,7 @@ impl<'a> Classes<'a> {
                 outputs: expanded.outputs.clone(),
                 joins_sum: step_type.joins_sum(&step_op),
                 sums_rows: step_type.sums_rows(&step_op),
+                stores: step_type.peer_output(&step_op),
                 part,
             });
         }

@@ -31,13 +31,14 @@ pub(crate) enum CutStep {
     Tasks { part: Vec<u32> },
 }
 
-/// Lowers the collectives of `graph`. Those that look the same are lowered once. `None` for other operators.
+/// Lowers the collectives of `graph`. Those that look the same are lowered once. `None` for other operators. `rows`: whether ranks must
+/// sum rows, and whether the producers can store them there ([`CollectiveOp::can_store`]).
 pub(crate) fn cut_collectives(
     graph: &OpGraph,
     registry: &Registry,
     options: &BuildOptions,
     uses: &Uses,
-    rows: &[SumRows],
+    rows: &[(SumRows, bool)],
     parts: &mut Vec<Part>,
 ) -> Result<Vec<Option<Arc<Cut>>>, BuildError> {
     let mut by_key: FxHashMap<String, Arc<Cut>> = FxHashMap::default();
@@ -46,16 +47,16 @@ pub(crate) fn cut_collectives(
         .ops
         .iter()
         .zip(rows)
-        .map(|(op, &rows)| {
+        .map(|(op, &(rows, can_store))| {
             let Some(collective) = registry.collective(&op.op_type) else { return Ok(None) };
             let view = op_view(graph, op);
             let can_place = uses.can_place(graph, registry, op) && !placed.contains(&op.inputs[0]);
             let can_push = uses.can_push(graph, registry, options, op);
-            let key = key(op, &view, can_place, can_push, rows);
+            let key = key(op, &view, [can_place, can_push, can_store], rows);
             let cut = match by_key.get(&key) {
                 Some(cut) => cut.clone(),
                 None => {
-                    let lower = CollectiveOp { view: &view, options, can_push, can_place, rows };
+                    let lower = CollectiveOp { view: &view, options, can_push, can_place, can_store, rows };
                     let lowered = collective.lower(&lower).and_then(|l| check(l, &view, options.world));
                     let lowered = lowered.map_err(|e| BuildError::op(&op.name, e.0))?;
                     let cut = Arc::new(cut(lowered, options.world, parts));
@@ -74,9 +75,9 @@ pub(crate) fn cut_collectives(
         .collect()
 }
 
-fn key(op: &Op, view: &OpView<'_>, can_place: bool, can_push: bool, rows: SumRows) -> String {
+fn key(op: &Op, view: &OpView<'_>, can: [bool; 3], rows: SumRows) -> String {
     let mut key = String::with_capacity(256);
-    let _ = write!(key, "{} {can_place} {can_push} {rows:?} {:?}", op.op_type, op.attrs);
+    let _ = write!(key, "{} {can:?} {rows:?} {:?}", op.op_type, op.attrs);
     for operand in view.inputs.iter().chain(&view.outputs) {
         let role = match operand.role {
             Role::Activation => "activation",
@@ -142,7 +143,7 @@ pub(super) fn cut_exchange(
 }
 
 /// Adds the ranks' parts of a step. Equal parts are stored once. A part without tasks is [`NONE`].
-fn add(ranks: Vec<Part>, parts: &mut Vec<Part>) -> Vec<u32> {
+pub(super) fn add(ranks: Vec<Part>, parts: &mut Vec<Part>) -> Vec<u32> {
     let first = parts.len();
     let mut numbers = Vec::with_capacity(ranks.len());
     for part in ranks {
@@ -191,7 +192,7 @@ fn copy_part(exchange: &Exchange, rank: u32) -> Part {
 
 /// The arrivals on `rank`: one "task" per event that peers trigger. If the buffer has a slot per sender (`slots` of them), all
 /// slots are written at once, so that ranks are alike.
-fn arrive_part(exchange: &Exchange, table: &Table, rank: u32, slots: Option<u32>) -> Part {
+pub(super) fn arrive_part(exchange: &Exchange, table: &Table, rank: u32, slots: Option<u32>) -> Part {
     let mut tasks = vec![TaskSpec::default(); table.triggers[rank as usize].len()];
     for send in exchange.sends.iter().flatten().filter(|s| s.to == rank && s.source.is_some()) {
         let region = slots.map_or(send.target, |n| send.target.with(0, 0, n));
@@ -210,7 +211,7 @@ fn arrive_part(exchange: &Exchange, table: &Table, rank: u32, slots: Option<u32>
     }
 }
 
-fn table(exchange: &Exchange, world: u32) -> Table {
+pub(super) fn table(exchange: &Exchange, world: u32) -> Table {
     let n = world as usize;
     let sends = &exchange.sends;
     let mut triggers: Vec<Vec<u32>> = vec![Vec::new(); n];
@@ -258,6 +259,9 @@ fn check(lowered: Lowered, view: &OpView<'_>, world: u32) -> Result<Lowered, cra
     let placed = placed.into_iter().flatten().chain(lowered.output_in_buffer.as_ref().map(|(_, p)| p));
     if placed.into_iter().any(|p| p.first.len() != world as usize || p.dim >= MAX_DIMS) {
         return wrong("a place must have one index for each rank".into());
+    }
+    if lowered.stored_into.is_some_and(|b| b >= lowered.buffers.len() || lowered.dealt.is_none()) {
+        return wrong("tiles are stored into a buffer that does not exist, or have no owners".into());
     }
     for step in &lowered.steps {
         match step {
@@ -374,6 +378,20 @@ impl Uses {
             let reader = self.only_reader[tensor as usize]?;
             let pushes = cuts[reader].as_ref().is_some_and(|c| c.lowered.push.is_some());
             (pushes && graph.ops[reader].inputs[0] == tensor).then_some((output as u8, reader))
+        })
+    }
+
+    /// The output of operator `index` that a collective wants to be stored with its owners: (output, the collective).
+    pub fn stored_by(
+        &self,
+        graph: &OpGraph,
+        index: usize,
+        cuts: &[Option<Arc<Cut>>],
+    ) -> Option<(usize, usize)> {
+        graph.ops[index].outputs.iter().enumerate().find_map(|(output, &tensor)| {
+            let (_, reader) = self.only_link(tensor)?;
+            let stores = cuts[reader].as_ref()?.lowered.stored_into.is_some();
+            (stores && graph.ops[reader].inputs[0] == tensor).then_some((output, reader))
         })
     }
 

@@ -6,7 +6,7 @@ use super::entries::{Entries, entries};
 use super::events::Analysis;
 use super::memory::Memory;
 use super::operands::{Block, Blocks, Layout, SlotTensor, SlotTensors, make_operands};
-use super::place::Dealer;
+use super::place::{Dealer, Turns};
 use super::plan::Plan;
 use super::types::{CLOSING_EVENT, FIRST_EVENT, NONE, Part, SlotKind};
 use crate::error::BuildError;
@@ -177,13 +177,15 @@ impl<'a, 'c, 'g> Emitter<'a, 'c, 'g> {
         for (index, slot) in plan.slots.iter().enumerate() {
             let Some(part) = plan.part(self.rank, index) else { continue };
             let first = analysis.first_task[index] as usize;
-            let follow = match slot.kind {
+            let after_stores = || matches!(plan.slots[index - 2].kind, SlotKind::Store { .. });
+            let turns = match slot.kind {
                 SlotKind::Arrive { .. } => continue,
-                SlotKind::Compute { .. } => false,
-                SlotKind::Copy { .. } | SlotKind::Collective => true,
+                SlotKind::Compute { .. } if index >= 2 && after_stores() => Turns::GoOn,
+                SlotKind::Compute { .. } | SlotKind::Store { .. } => Turns::Own,
+                SlotKind::Copy { .. } | SlotKind::Collective => Turns::Follow,
             };
             let workers = match plan.options.placement {
-                Placement::Static => dealer.deal(part, follow),
+                Placement::Static => dealer.deal(part, turns),
                 Placement::Dynamic => Vec::new(),
             };
             self.slot(index, part, analysis, first, &workers)?;
@@ -247,13 +249,10 @@ impl<'a, 'c, 'g> Emitter<'a, 'c, 'g> {
             params[word] = self.rank;
         }
         let variant = self.variant(task_type, params, part.scratch_bytes);
-        let sends = match slot.kind {
-            SlotKind::Copy { exchange } => {
-                let exchange = &self.plan.exchanges[exchange as usize];
-                Some((exchange, &exchange.table.sends[self.rank as usize][..]))
-            }
-            _ => None,
-        };
+        let sends = slot.kind.sends().map(|exchange| {
+            let exchange = &self.plan.exchanges[exchange as usize];
+            (exchange, &exchange.table.sends[self.rank as usize][..])
+        });
         let (rank, first_task) = (self.rank as u16, self.columns.triggers.len());
         if task_type == COPY && sends.is_none() {
             self.columns.own_copies.push(first_task..first_task + part.tasks.len());
@@ -321,7 +320,7 @@ impl<'a, 'c, 'g> Emitter<'a, 'c, 'g> {
         let slot = &self.plan.slots[index];
         let mut tensors: SlotTensors =
             slot.inputs.iter().chain(&slot.outputs).map(|&tensor| self.slot_tensor(tensor)).collect();
-        if let SlotKind::Copy { exchange } = slot.kind {
+        if let Some(exchange) = slot.kind.sends() {
             tensors.push(self.slot_tensor(self.plan.exchanges[exchange as usize].target));
         }
         let part_number = self.plan.part_of[self.rank as usize][index];

@@ -85,7 +85,7 @@ pub(crate) struct Analysis {
     pub first_task: Vec<u32>,
     /// Events that each task waits for. If empty, it waits only for the begin.
     pub dependencies: Dependencies,
-    /// The event that each task triggers; [`NONE`] for copies.
+    /// The event that each task triggers; [`NONE`] for those that trigger peers' events.
     pub trigger: Vec<u32>,
     /// Number of triggers of each event. Those of event 2 are counted at the end.
     pub num_triggers: Vec<u32>,
@@ -186,7 +186,7 @@ pub(crate) fn analyse(plan: &Plan, links: &Links, rank: u32) -> Analysis {
     for (index, slot) in plan.slots.iter().enumerate() {
         let Some(part) = plan.part(rank, index) else { continue };
         let n = part.tasks.len();
-        if let SlotKind::Copy { .. } = slot.kind {
+        if slot.kind.sends().is_some() {
             let tasks = state.first_task[index] as usize..state.first_task[index + 1] as usize;
             state.trigger[tasks].fill(NONE);
             continue;

@@ -48,7 +48,7 @@ pub(crate) fn plan_memory(plan: &Plan, order: &Order) -> Memory {
     // and the writers of its source, must wait until the peers have begun it.
     let open_copies = || {
         let slots = plan.slots.iter().enumerate();
-        slots.filter(|(i, slot)| matches!(slot.kind, SlotKind::Copy { .. }) && !order.before_end(i + 1))
+        slots.filter(|(i, slot)| slot.kind.sends().is_some() && !order.before_end(i + 1))
     };
     let place = |tensor: u32| home[plan.root(tensor, 0).0 as usize] as usize;
     let waits = |source: u32| {
@@ -221,27 +221,25 @@ fn accesses(plan: &Plan) -> Vec<Access> {
     all
 }
 
-fn is_copy(plan: &Plan, slot: u32) -> bool {
-    matches!(plan.slots[slot as usize].kind, SlotKind::Copy { .. })
+fn sends(plan: &Plan, slot: u32) -> bool {
+    plan.slots[slot as usize].kind.sends().is_some()
 }
 
-/// True if all accesses to one tensor are done, on this rank, before any write to the other. A copy is known to be done once its
+/// True if all accesses to one tensor are done, on this rank, before any write to the other. What sends is known to be done once its
 /// arrival is.
 fn may_follow(plan: &Plan, order: &Order, before: &Access, after: &Access) -> bool {
     // The latest access comes first, because it is the most likely not to be done.
     before.slots.iter().rev().all(|&a| {
-        let (copy, arrival) = (is_copy(plan, a), a as usize + 1);
-        after
-            .local_writers
-            .iter()
-            .all(|&w| if copy { order.other(arrival, w as usize) } else { order.own(a as usize, w as usize) })
-            && after.remote_writers.iter().filter(|_| plan.options.protected).all(|&w| {
-                if copy {
-                    order.other(arrival, w as usize) && order.own(arrival, w as usize)
-                } else {
-                    order.other(a as usize, w as usize)
-                }
-            })
+        let (sends, arrival) = (sends(plan, a), a as usize + 1);
+        after.local_writers.iter().all(|&w| {
+            if sends { order.other(arrival, w as usize) } else { order.own(a as usize, w as usize) }
+        }) && after.remote_writers.iter().filter(|_| plan.options.protected).all(|&w| {
+            if sends {
+                order.other(arrival, w as usize) && order.own(arrival, w as usize)
+            } else {
+                order.other(a as usize, w as usize)
+            }
+        })
     })
 }
 
@@ -252,5 +250,5 @@ fn awaited(order: &Order, access: &Access) -> bool {
 
 /// True if no rank can end the iteration before this rank has finished with this memory.
 fn settled(plan: &Plan, order: &Order, access: &Access) -> bool {
-    access.slots.iter().all(|&a| order.before_end(if is_copy(plan, a) { a as usize + 1 } else { a as usize }))
+    access.slots.iter().all(|&a| order.before_end(if sends(plan, a) { a as usize + 1 } else { a as usize }))
 }

@@ -25,6 +25,7 @@ mod paired;
 mod place;
 mod plan;
 mod shared;
+mod stores;
 mod turning;
 mod types;
 

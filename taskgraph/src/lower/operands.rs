@@ -57,7 +57,7 @@ pub(super) struct Layout {
     pub ndim: usize,
 }
 
-/// Inputs, then outputs. For a copy: inputs, then the target.
+/// Inputs, then outputs. If the slot sends: inputs, then the target.
 pub(super) type SlotTensors = SmallVec<[SlotTensor; 8]>;
 
 /// The operands that were made for a slot.
@@ -85,7 +85,8 @@ impl Block {
     fn fits(&self, plan: &Plan, kind: SlotKind, tensors: &SlotTensors) -> bool {
         let table = |exchange: u32| Arc::as_ptr(&plan.exchanges[exchange as usize].table);
         let same_kind = match (self.kind, kind) {
-            (SlotKind::Copy { exchange: a }, SlotKind::Copy { exchange: b }) => table(a) == table(b),
+            (SlotKind::Copy { exchange: a }, SlotKind::Copy { exchange: b })
+            | (SlotKind::Store { exchange: a }, SlotKind::Store { exchange: b }) => table(a) == table(b),
             (a, b) => a == b,
         };
         // Two places with one tensor in this block have one tensor in the other slot.
@@ -135,6 +136,10 @@ pub(super) fn make_operands(
             add(&inputs[access.operand as usize], access.region, view, Place::Own, access.trust)?;
         }
         match slot.kind {
+            SlotKind::Store { exchange } => {
+                let send = &plan.exchanges[exchange as usize].table.sends[rank as usize][i];
+                add(&others[0], send.target, View::Inner, Place::Peer(send.to as u16), None)?;
+            }
             SlotKind::Copy { exchange } => {
                 let send = &plan.exchanges[exchange as usize].table.sends[rank as usize][i];
                 if send.source.is_some() {

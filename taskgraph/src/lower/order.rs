@@ -101,10 +101,10 @@ impl Order {
                         let sum = (from as usize).wrapping_sub(2);
                         let sums = |link: &Incoming| link.from as usize == sum && link.flags & ALL != 0;
                         if flags & ALL != 0
-                            && let Some(first_copy) = completes(plan, from)
+                            && let Some(first) = completes(plan, from)
                             && incoming[index].iter().any(sums)
                         {
-                            after_both_halves(&mut k, plan, &known, first_copy, from as usize);
+                            after_both_halves(&mut k, plan, &known, &incoming, first, from as usize);
                         }
                     }
                 }
@@ -136,23 +136,44 @@ impl Order {
     }
 }
 
-/// The first copies of the exchange that this arrival completes ([`crate::collective::Exchange::completes`]).
+/// The slot of the copies or stores of the exchange that this arrival completes ([`crate::collective::Exchange::completes`]).
 fn completes(plan: &Plan, slot: u32) -> Option<usize> {
     let SlotKind::Arrive { exchange } = plan.slots[slot as usize].kind else { return None };
-    plan.exchanges[exchange as usize].completes.map(|first_copy| first_copy as usize)
+    plan.exchanges[exchange as usize].completes.map(|slot| slot as usize)
 }
 
 /// The consequences of all sums of a two-shot allreduce, or of all that was computed from them: the rank's own, and those that arrived
 /// (slot `arrival`). Each tile was summed from the partial tiles of all ranks. So on every rank, the tasks that wrote partial tiles are
-/// done, and all copies of the first half have arrived. No single slot shows this, because the tiles are distributed over the ranks.
-fn after_both_halves(k: &mut Known, plan: &Plan, known: &[Known], first_copy: usize, arrival: usize) {
-    // The first copies, their arrival, the sums, and the slot that made the shares, if it is not the sums.
-    for of_first in (first_copy..=first_copy + 2).chain([arrival - 2]) {
+/// done, and all that was sent in the first half has arrived. No single slot shows this, because the tiles are distributed over the ranks.
+fn after_both_halves(
+    k: &mut Known,
+    plan: &Plan,
+    known: &[Known],
+    incoming: &[Vec<Incoming>],
+    first: usize,
+    arrival: usize,
+) {
+    // The slots that wrote partial tiles, and those whose tasks are each before such a task; the sums.
+    let (writers, sums): (Vec<usize>, usize) = match plan.slots[first].kind {
+        // Tiles for peers, their arrival, own tiles, sums.
+        SlotKind::Store { .. } => {
+            let own = first + 2;
+            let before_either = incoming[first].iter().filter(|link| link.partner as usize == own);
+            let before_either = before_either.map(|link| link.from as usize);
+            (before_either.chain([first, own]).collect(), first + 3)
+        }
+        // Copies of what earlier slots wrote, their arrival, sums.
+        _ => {
+            let source = |slot: &usize| plan.slots[*slot].outputs.contains(&plan.slots[first].inputs[0]);
+            ((0..first).filter(source).collect(), first + 2)
+        }
+    };
+    // Also the slot that made the shares, if it is not the sums.
+    for of_first in (first..=sums).chain([arrival - 2]) {
         k.own.insert(of_first);
         k.other.insert(of_first);
     }
-    let source = |slot: &usize| plan.slots[*slot].outputs.contains(&plan.slots[first_copy].inputs[0]);
-    for writer in (0..first_copy).filter(source) {
+    for writer in writers {
         let before = &known[writer];
         for all in [&mut k.own, &mut k.other] {
             all.insert(writer);

@@ -47,6 +47,7 @@ impl Owned {
                     options,
                     can_push: uses.can_push(graph, registry, options, op),
                     can_place: false,
+                    can_store: false,
                     rows: SumRows::Any,
                 })
             })

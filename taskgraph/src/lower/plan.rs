@@ -7,10 +7,13 @@ use super::layouts::Layouts;
 use super::own_rows::spread;
 use super::owned::Owned;
 use super::paired::paired_weights;
+use super::stores::{Stored, Stores, Storing, can_store};
 use super::types::{
     Dims, FIRST_EVENT, LocalClass, NONE, OwnStep, Part, PlanExchange, PlanTensor, Slot, SlotKind,
 };
-use crate::collective::{Buffer, JOINED_ROWS, Operand, Placed, Step, local_copies, moves, rows_kind};
+use crate::collective::{
+    Buffer, JOINED_ROWS, Operand, Placed, Step, SumRows, local_copies, moves, rows_kind,
+};
 use crate::error::BuildError;
 use crate::op_graph::{OpGraph, Role, Rows, Tensor};
 use crate::options::BuildOptions;
@@ -20,6 +23,15 @@ use crate::task_graph::Space;
 use crate::task_type::ExpansionOperand;
 use rustc_hash::FxHashMap;
 use std::sync::Arc;
+
+/// What an operator has to do with collectives around it.
+#[derive(Clone, Copy)]
+struct Around<'a> {
+    /// The slot in which the sum first sends of which each rank has its own rows, if there is one.
+    completes: Option<u32>,
+    /// Present if it stores its output with the ranks that sum it.
+    storing: Option<&'a Storing>,
+}
 
 /// The plan that all ranks share; see the module's documentation.
 #[derive(Debug)]
@@ -41,7 +53,7 @@ impl Plan {
     pub fn new(graph: OpGraph, registry: &Registry, options: &BuildOptions) -> Result<Plan, BuildError> {
         let world = options.world;
         let mut plan = Plan {
-            tensors: graph.tensors.iter().enumerate().map(|(i, t)| plan_tensor(i, t, world)).collect(),
+            tensors: graph.tensors.iter().enumerate().map(|(i, t)| PlanTensor::new(i, t, world)).collect(),
             graph: OpGraph::new("", graph.capacity),
             options: options.clone(),
             slots: Vec::new(),
@@ -58,7 +70,9 @@ impl Plan {
         let layouts = Layouts::new(&graph, registry, options, &uses);
         let mut classes = Classes::new(&graph, registry, &options.target, world, &layouts);
         let owned = Owned::new(&graph, registry, options, &uses, &mut classes, &mut plan.parts)?;
-        let cuts = cut_collectives(&graph, registry, options, &uses, &owned.rows, &mut plan.parts)?;
+        let can_store = can_store(&graph, options, &uses, &owned, &mut classes, &mut plan.parts)?;
+        let rows: Vec<(SumRows, bool)> = owned.rows.iter().copied().zip(can_store).collect();
+        let cuts = cut_collectives(&graph, registry, options, &uses, &rows, &mut plan.parts)?;
         plan.notes.extend(cuts.iter().flatten().flat_map(|cut| cut.lowered.notes.clone()));
         for (index, tensor) in plan.tensors.iter_mut().enumerate() {
             if let Some(types) = layouts.of(index as u32) {
@@ -68,24 +82,47 @@ impl Plan {
         }
         // Buffers of collectives whose input is pushed. They must exist before the operator that pushes.
         let mut pushed_into: FxHashMap<usize, Vec<u32>> = FxHashMap::default();
-        // The first copies of collectives, by their output.
-        let mut first_copy: FxHashMap<u32, u32> = FxHashMap::default();
-        let mut joins = Joins::default();
+        // The same for those whose input is stored with its owners, with the slots of the stores.
+        let mut stored_into: FxHashMap<usize, (Vec<u32>, u32)> = FxHashMap::default();
+        // The slots in which collectives first send, by their output.
+        let mut first_sends: FxHashMap<u32, u32> = FxHashMap::default();
+        let (mut joins, mut stores) = (Joins::default(), Stores::default());
         for (index, op) in graph.ops.iter().enumerate() {
             if let Some(cut) = &cuts[index] {
                 plan.op_names.push(op.name.clone());
-                let buffers = pushed_into.remove(&index);
+                let (buffers, stores) = match stored_into.remove(&index) {
+                    Some((buffers, slot)) => (Some(buffers), Some(slot)),
+                    None => (pushed_into.remove(&index), None),
+                };
                 let inputs = plan.kept_inputs(&graph, index, cut);
-                first_copy.insert(op.outputs[0], plan.slots.len() as u32);
-                plan.add_collective(&graph, index, cut, buffers, &inputs)?;
+                first_sends.insert(op.outputs[0], stores.unwrap_or(plan.slots.len() as u32));
+                plan.add_collective(&graph, index, cut, (buffers, stores), &inputs)?;
                 continue;
             }
             let pushed = uses.pushed_by(&graph, index, &cuts);
             let dealt = uses.dealt_by(&graph, index, &cuts);
             let own = owned.input_of(&op.inputs);
-            let completes = own.and_then(|input| first_copy.get(&op.inputs[input]).copied());
+            let completes = own.and_then(|input| first_sends.get(&op.inputs[input]).copied());
             let class = classes.cut(op, pushed.is_some(), dealt, own, &mut plan.parts)?;
-            plan.add_compute(&graph, index, &class, completes, &mut joins, |plan| {
+            let stored = uses.stored_by(&graph, index, &cuts);
+            let storing = match stored.and_then(|(output, reader)| Some((output, cuts[reader].as_ref()?))) {
+                Some((output, cut)) => {
+                    let (step, tiles) = stores.split(&class, output, &mut plan.parts).ok_or_else(|| {
+                        BuildError::op(&op.name, "has tiles that its sum cannot give to one owner each")
+                    })?;
+                    let source = &graph.tensors[op.outputs[output] as usize];
+                    let buffers = plan.add_buffers(source, &cut.lowered.buffers);
+                    Some(Storing {
+                        step,
+                        tiles,
+                        buffer: buffers[cut.lowered.stored_into.unwrap_or(0)],
+                        buffers,
+                    })
+                }
+                None => None,
+            };
+            let around = Around { completes, storing: storing.as_ref() };
+            let first_store = plan.add_compute(&graph, index, &class, around, &mut joins, |plan| {
                 let (output, reader) = pushed?;
                 let cut = cuts[reader].as_ref()?;
                 let source = &graph.tensors[graph.ops[reader].inputs[0] as usize];
@@ -94,6 +131,11 @@ impl Plan {
                 pushed_into.insert(reader, buffers);
                 Some((output, into))
             });
+            if let (Some((_, reader)), Some(Storing { buffers, .. }), Some(slot)) =
+                (stored, storing, first_store)
+            {
+                stored_into.insert(reader, (buffers, slot));
+            }
         }
         plan.number_remote_events()?;
         plan.graph = graph;
@@ -137,7 +179,13 @@ impl Plan {
         self.tensors.len() as u32 - 1
     }
 
-    fn add_slot(&mut self, kind: SlotKind, inputs: Vec<u32>, outputs: Vec<u32>, parts: impl Fn(u32) -> u32) {
+    pub(super) fn add_slot(
+        &mut self,
+        kind: SlotKind,
+        inputs: Vec<u32>,
+        outputs: Vec<u32>,
+        parts: impl Fn(u32) -> u32,
+    ) {
         let op = self.op_names.len() as u32 - 1;
         self.slots.push(Slot { op, kind, inputs, outputs });
         for (rank, slots) in self.part_of.iter_mut().enumerate() {
@@ -145,18 +193,19 @@ impl Plan {
         }
     }
 
-    /// `push` creates the buffer for an output that is pushed: (output, buffer). `completes` is the slot of the first copies of the sum
-    /// of which each rank has its own rows, if there is one.
+    /// `push` creates the buffer for an output that is pushed: (output, buffer). Returns the first slot of the step that stores its tiles
+    /// with their owners, if there is one.
     fn add_compute(
         &mut self,
         graph: &OpGraph,
         index: usize,
         class: &Arc<Vec<LocalClass>>,
-        completes: Option<u32>,
+        around: Around<'_>,
         joins: &mut Joins,
         push: impl FnOnce(&mut Self) -> Option<(u8, u32)>,
-    ) {
+    ) -> Option<u32> {
         let op = &graph.ops[index];
+        let mut first_store = None;
         let mut temporaries = Vec::new();
         for (i, (suffix, ty)) in class[0].temporaries.iter().enumerate() {
             temporaries.push(self.add_tensor(PlanTensor {
@@ -190,6 +239,10 @@ impl Plan {
                     })
                     .collect()
             };
+            if let Some(storing) = around.storing.filter(|storing| storing.step == i) {
+                first_store = Some(self.add_stores(storing, resolve(&step.inputs)));
+                continue;
+            }
             let mut outputs = resolve(&step.outputs);
             // If there are several steps, the one that writes the operator's output pushes.
             let push = pushed.and_then(|(pushed, buffer)| {
@@ -211,9 +264,10 @@ impl Plan {
             }
             if let Some(own) = class[0].own.filter(|own| own.step == i) {
                 let kind = graph.tensors[op.inputs[own.input] as usize].rows;
-                self.add_spread(own, temporaries[own.temporary], kind, completes);
+                self.add_spread(own, temporaries[own.temporary], kind, around.completes);
             }
         }
+        first_store
     }
 
     /// The parts that do the work of the last slot, a sum, and of the operator's first step, which reads its rows; and the step's input
@@ -240,6 +294,18 @@ impl Plan {
         for (slots, &joined) in self.part_of.iter_mut().zip(parts) {
             slots.last_mut().into_iter().for_each(|part| *part = joined);
         }
+    }
+
+    /// Adds the slots of a step that stores its output with the owners. Returns the first of them.
+    fn add_stores(&mut self, storing: &Storing, inputs: Vec<u32>) -> u32 {
+        let (first, exchange) = (self.slots.len() as u32, self.exchanges.len() as u32);
+        let Stored { table, to_peers, arrive, own } = &*storing.tiles;
+        let (table, target) = (table.clone(), storing.buffer);
+        self.exchanges.push(PlanExchange { table, target, first_event: Vec::new(), completes: None });
+        self.add_slot(SlotKind::Store { exchange }, inputs.clone(), vec![], |r| to_peers[r as usize]);
+        self.add_slot(SlotKind::Arrive { exchange }, vec![], vec![target], |r| arrive[r as usize]);
+        self.add_slot(SlotKind::Compute { push: None }, inputs, vec![target], |r| own[r as usize]);
+        first
     }
 
     /// Each rank sends its own rows of a tensor to the others.
@@ -296,7 +362,7 @@ impl Plan {
             {
                 let name = format!("{}.kept", source.name);
                 let copy = Tensor { name, role: Role::Activation, output: false, ..source.clone() };
-                let mut copy = plan_tensor(index, &copy, self.options.world);
+                let mut copy = PlanTensor::new(index, &copy, self.options.world);
                 copy.source = None;
                 let copy = self.add_tensor(copy);
                 self.add_copy(source, *tensor, copy);
@@ -306,12 +372,13 @@ impl Plan {
         inputs
     }
 
+    /// `buffers` and `stores`: its buffers, if they exist already, and the slot in which its producer sends, if that does.
     fn add_collective(
         &mut self,
         graph: &OpGraph,
         index: usize,
         cut: &Cut,
-        buffers: Option<Vec<u32>>,
+        (buffers, stores): (Option<Vec<u32>>, Option<u32>),
         inputs: &[u32],
     ) -> Result<(), BuildError> {
         let (op, lowered) = (&graph.ops[index], &cut.lowered);
@@ -334,7 +401,7 @@ impl Plan {
                     output: false,
                     ..output.clone()
                 };
-                let mut tensor = plan_tensor(index, &tensor, self.options.world);
+                let mut tensor = PlanTensor::new(index, &tensor, self.options.world);
                 tensor.source = None;
                 self.add_tensor(tensor)
             }
@@ -357,7 +424,7 @@ impl Plan {
             Operand::Output => written,
             Operand::Buffer(b) => buffers[b],
         };
-        let mut first_slot: Vec<u32> = Vec::with_capacity(lowered.steps.len());
+        let mut first_slot: Vec<u32> = stores.into_iter().collect();
         for (step, parts) in lowered.steps.iter().zip(&cut.steps) {
             match (step, parts) {
                 (Step::Exchange(step), CutStep::Exchange { table, copy, arrive }) => {
@@ -430,30 +497,5 @@ impl Plan {
             }
         }
         Ok(())
-    }
-}
-
-fn plan_tensor(index: usize, tensor: &Tensor, world: u32) -> PlanTensor {
-    let region_dims = match &tensor.role {
-        Role::Persistent { region_dims: Some(dims) } => Some(Dims::new(dims)),
-        _ => None,
-    };
-    let dims = if tensor.sharding == Sharding::Replicated || tensor.sharding == Sharding::Partial {
-        vec![Dims::new(&tensor.dims); world as usize]
-    } else {
-        (0..world).map(|r| Dims::new(&tensor.sharding.local_dims(&tensor.dims, r, world))).collect()
-    };
-    PlanTensor {
-        name: tensor.name.clone(),
-        dtype: tensor.dtype,
-        rows: tensor.rows,
-        source: Some(index as u32),
-        activation: tensor.role == Role::Activation,
-        space: Space::Device,
-        output: tensor.output,
-        alias: None,
-        dims,
-        paired: false,
-        region_dims,
     }
 }

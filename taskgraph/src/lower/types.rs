@@ -2,8 +2,9 @@
 
 use crate::collective::Send;
 use crate::dtype::DType;
-use crate::op_graph::Rows;
+use crate::op_graph::{Role, Rows, Tensor};
 use crate::region::MAX_DIMS;
+use crate::split::Sharding;
 use crate::task_graph::Space;
 use crate::task_type::{ExpansionOperand, TaskSpec, TaskType, TensorType};
 use std::sync::Arc;
@@ -61,17 +62,45 @@ pub(crate) struct PlanTensor {
     pub region_dims: Option<Dims>,
 }
 
+impl PlanTensor {
+    /// A tensor of the op graph, its number there being `index`.
+    pub fn new(index: usize, tensor: &Tensor, world: u32) -> Self {
+        let region_dims = match &tensor.role {
+            Role::Persistent { region_dims: Some(dims) } => Some(Dims::new(dims)),
+            _ => None,
+        };
+        let dims = if tensor.sharding == Sharding::Replicated || tensor.sharding == Sharding::Partial {
+            vec![Dims::new(&tensor.dims); world as usize]
+        } else {
+            (0..world).map(|r| Dims::new(&tensor.sharding.local_dims(&tensor.dims, r, world))).collect()
+        };
+        PlanTensor {
+            name: tensor.name.clone(),
+            dtype: tensor.dtype,
+            rows: tensor.rows,
+            source: Some(index as u32),
+            activation: tensor.role == Role::Activation,
+            space: Space::Device,
+            output: tensor.output,
+            alias: None,
+            dims,
+            paired: false,
+            region_dims,
+        }
+    }
+}
+
 /// The sends of one operator between ranks.
 #[derive(Clone, Debug)]
 pub(crate) struct PlanExchange {
     /// The table. Operators that look the same share it.
     pub table: Arc<Table>,
-    /// The tensor in which the peers' copies arrive.
+    /// The tensor in which what peers send arrives.
     pub target: u32,
     /// For each rank, the index of the first event that peers trigger there for this exchange.
     pub first_event: Vec<u32>,
-    /// The slot of the copies of an earlier exchange. Present if all of those copies are known to be done once this
-    /// exchange has arrived and the slot before its copies is done.
+    /// The slot of the copies or stores of an earlier exchange. Present if all of those are known to be done once this exchange has
+    /// arrived and the slot before its copies is done.
     pub completes: Option<u32>,
 }
 
@@ -99,8 +128,20 @@ pub(crate) enum SlotKind {
     Collective,
     /// Copies to peers. The next slot is their arrival.
     Copy { exchange: u32 },
-    /// The data that peers' copies write on this rank, without tasks. Its "tasks" are the events that the copies trigger.
+    /// Tasks of a registered type that write their only output into the memory of peers. The next slot is their arrival.
+    Store { exchange: u32 },
+    /// The data that peers write on this rank with copies or stores, without tasks. Its "tasks" are the events that these trigger.
     Arrive { exchange: u32 },
+}
+
+impl SlotKind {
+    /// The exchange of which this slot's tasks are the sends.
+    pub fn sends(self) -> Option<u32> {
+        match self {
+            SlotKind::Copy { exchange } | SlotKind::Store { exchange } => Some(exchange),
+            _ => None,
+        }
+    }
 }
 
 /// One step of every rank.
@@ -137,6 +178,8 @@ pub(crate) struct Step {
     pub joins_sum: bool,
     /// Its tasks may do that ([`TaskType::sums_rows`]).
     pub sums_rows: bool,
+    /// The output that its tasks can write into a peer's memory ([`TaskType::peer_output`]).
+    pub stores: Option<usize>,
     /// Index in the parts, or [`NONE`] if there is nothing to do.
     pub part: u32,
 }

@@ -9,8 +9,8 @@
 //! worker, so earlier writes are visible later. The *weak* one also has flagged edges. Pushes and polls of flagged words are
 //! relaxed. So a reader of the word knows that the writer has come this far, but cannot rely on seeing its other writes. The weak
 //! order contains those flagged edges that hold in every iteration. The others, of rows that may not be in use, count only for
-//! cycles. [`Kind`] says which order is used when. A put (a copy or signal) completes at its own time: it comes before what
-//! follows the event that it triggers, not before the next task of its list.
+//! cycles. [`Kind`] says which order is used when. A put (a copy, a signal or another task that writes on another rank) completes at
+//! its own time: it comes before what follows the event that it triggers, not before the next task of its list.
 //!
 //! *Clocks* answer most questions in constant time. On each rank, one chain of nodes is chosen in which each node comes before
 //! the next: a longest path from begin to end, which passes through every event that separates two operators. For each node, the

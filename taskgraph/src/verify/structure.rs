@@ -11,7 +11,9 @@ use crate::ids::{EventId, TaskId};
 use crate::op_graph::Role;
 use crate::region::MAX_DIMS;
 use crate::target::Backend;
-use crate::task_graph::{Area, EventType, Placement, Space, Task, TaskGraph, TensorEntry, core_types};
+use crate::task_graph::{
+    Area, EventType, Operand, Place, Placement, Space, Task, TaskGraph, TensorEntry, core_types,
+};
 
 /// Maximum number of violations kept per rank. More would not help.
 pub(super) const KEEP: usize = 16;
@@ -23,9 +25,10 @@ const EMPTY: u16 = 2;
 const COPY: u16 = 3;
 const SIGNAL: u16 = 4;
 
-/// True for a copy or a signal. It completes at its own time, and only the event that it triggers shows that.
+/// True for a copy, a signal and every other task that reaches another rank. It completes at its own time, and only the event that it
+/// triggers shows that.
 pub(super) fn is_put(task: &Task) -> bool {
-    matches!(task.task_type, COPY | SIGNAL)
+    matches!(task.task_type, COPY | SIGNAL) || task.trigger.is_some_and(|event| event.is_nvshmem())
 }
 
 /// Checks every rank by itself, then that the ranks are consistent.
@@ -390,11 +393,17 @@ impl RankCheck<'_> {
                 return Some("triggers its own rank's event with the NVSHMEM tag".into());
             }
             EventId::TAG_NVSHMEM if matches!(task.task_type, COPY | SIGNAL) => {}
+            // What else it wrote, on its own rank or on a third one, no task there could know to be done.
             EventId::TAG_NVSHMEM => {
-                return Some(format!(
-                    "triggers event {} of rank {owner}: only nvshmem_copy and nvshmem_signal reach another rank",
-                    event.index()
-                ));
+                let outputs = self.graph().outputs(task);
+                let there = |o: &Operand| o.place == Place::Peer(event.owner());
+                if outputs.is_empty() || !outputs.iter().all(there) {
+                    return Some(format!(
+                        "triggers event {} of rank {owner}, but does not write there and nowhere else: only nvshmem_copy, \
+                         nvshmem_signal and tasks with all outputs on that rank may",
+                        event.index()
+                    ));
+                }
             }
             tag => return Some(format!("triggers an event with tag {tag}, which is neither 0 nor 1")),
         }

@@ -147,9 +147,12 @@ proptest! {
         world in 2u32..5,
         workers in 1u32..4,
         dynamic in any::<bool>(),
+        within_reach in any::<bool>(),
+        stored in any::<bool>(),
     ) {
         let placement = if dynamic { Placement::Dynamic } else { Placement::Static };
-        let o = shape.options(BuildOptions { placement, ..options(world, workers) });
+        let mut o = shape.options(BuildOptions { placement, within_reach, ..options(world, workers) });
+        o.target.tuning.set("allreduce.stored_tiles", stored.into());
         let graphs = check(&shape.graph("owned", world), &o);
         // The first layer reads the input. An output is whole on every rank.
         let wanted = (shape.layers - 1) * (1 + usize::from(shape.two_readers)) + usize::from(!shape.whole);
@@ -159,6 +162,9 @@ proptest! {
             let of_sum = (256 * shape.blocks).div_ceil(u64::from(workers)).next_power_of_two().min(256);
             let wanted = if of_sum == shape.height { shape.layers - usize::from(shape.whole) } else { 0 };
             prop_assert_eq!(joined_sums(graph), wanted);
+            // Products store tiles of one owner with it, if they can.
+            let of_peers = (256 * shape.blocks * u64::from(world - 1)).checked_div(shape.cut).filter(|_| within_reach && stored);
+            prop_assert_eq!(stored_tiles(graph), shape.layers * of_peers.unwrap_or(0) as usize);
         }
         prop_assert!(verify::ranks_are_alike(&graphs));
     }

@@ -3,7 +3,7 @@
 use super::attrs;
 use super::types::Linear;
 use serde_json::json;
-use taskgraph::task_graph::{Task, core_types};
+use taskgraph::task_graph::{Place, Task, core_types};
 use taskgraph::task_type::{
     Access, ExpandedOp, Expansion, ExpansionOperand, LocalOp, OpError, OpView, Partition, ShardRule,
     TaskSpec, Temporary, TensorType,
@@ -97,6 +97,9 @@ impl TaskType for Product {
         });
         let tasks = tasks.collect();
         Ok(Partition { params: vec![k], scratch_bytes: 0, tasks })
+    }
+    fn peer_output(&self, _: &LocalOp<'_>) -> Option<usize> {
+        Some(0)
     }
     fn tiled_inputs(&self) -> &'static [usize] {
         &[1]
@@ -223,4 +226,13 @@ pub fn owned_steps(graph: &TaskGraph) -> usize {
     names.sort_unstable();
     names.dedup();
     names.len()
+}
+
+/// The tiles that products store with the ranks that sum them.
+pub fn stored_tiles(graph: &TaskGraph) -> usize {
+    let stores = |t: &&Task| {
+        let outputs = graph.outputs(t);
+        graph.type_name(t) == "product" && outputs.iter().any(|o| matches!(o.place, Place::Peer(_)))
+    };
+    graph.tasks.iter().filter(stores).count()
 }

@@ -46,14 +46,13 @@ impl<'a> Unrolled<'a> {
                 if let Some(e) = task.trigger {
                     let event = &graphs[e.owner() as usize].events[e.index() as usize];
                     assert_eq!(event.remote, e.is_nvshmem(), "local and remote triggers never mix");
-                    assert!(e.is_nvshmem() || e.owner() as usize == r, "only copies and signals cross ranks");
-                    // A copy may go to the rank's own memory.
-                    let own = g.outputs(task).first().is_some_and(|o| o.place == Place::Own);
-                    let remote = match g.type_name(task) {
-                        core_types::NVSHMEM_COPY => !own,
-                        name => name == core_types::NVSHMEM_SIGNAL,
-                    };
+                    assert!(e.is_nvshmem() || e.owner() as usize == r, "local triggers do not cross ranks");
+                    // A copy may go to the rank's own memory, and a product to a peer's.
+                    let there = |o: &Operand| o.place == Place::Peer(e.owner());
+                    let remote = g.type_name(task) == core_types::NVSHMEM_SIGNAL
+                        || g.outputs(task).iter().any(|o| matches!(o.place, Place::Peer(_)));
                     assert_eq!(e.is_nvshmem(), remote);
+                    assert!(!remote || g.outputs(task).iter().all(there));
                     triggers.entry((e.owner() as usize, e.index())).or_default().push((r, t));
                 } else {
                     // The order of its worker's list leads to a task that does.
@@ -431,8 +430,16 @@ impl<'a> Unrolled<'a> {
                         );
                     }
                     // A slot has the peer's values of the rows and columns that are summed, and a temporary those of its own place.
-                    let own = g.inputs(task)[0].region.lo;
-                    let placed = match (received && !flagged, logical == temporary) {
+                    // The rank's own summands may be in its own slot.
+                    let first = g.inputs(task)[0].tensor;
+                    let stored = kind == core_types::REDUCE
+                        && g.tensors[first as usize].dims.len() == 3
+                        && g.inputs(task).get(1).is_some_and(|second| second.tensor == first);
+                    let own = if stored { g.outputs(task) } else { g.inputs(task) }[0].region.lo;
+                    if stored && i == 0 {
+                        assert!(cell[0] as usize == rank && found.is_some_and(|t| t.rank == rank));
+                    }
+                    let placed = match (received && !flagged || stored && i == 0, logical == temporary) {
                         (true, _) => Some([0, 1].map(|d| own[d] + cell[d + 1] - input.region.lo[d + 1])),
                         (_, true) => Some([cell[0], cell[1]]),
                         _ => None,
@@ -469,7 +476,16 @@ impl<'a> Unrolled<'a> {
                                 None if first_step || first_sum => temporary,
                                 None => tag_of(op.outputs[o]),
                             };
-                            Tag { tensor, rank, epoch, at: [cell[0], cell[1]] }
+                            // A tile that is stored with its owner is for the rows that its task has read.
+                            let stored =
+                                kind == "product" && g.tensors[output.tensor as usize].dims.len() == 3;
+                            let input = g.inputs(task).first().filter(|_| stored);
+                            let at = input.map_or([cell[0], cell[1]], |input| {
+                                let tile = g.tensors[input.tensor as usize].dims.get(2).copied();
+                                let [lo, _, within, _] = input.region.lo;
+                                [lo * tile.unwrap_or(1) + within + cell[1] - output.region.lo[1], cell[2]]
+                            });
+                            Tag { tensor, rank, epoch, at }
                         };
                         memory.entry((place, name(output.tensor))).or_default().insert(cell, tag);
                     }

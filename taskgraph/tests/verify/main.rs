@@ -305,7 +305,7 @@ fn only_packed_matrices_of_whole_pairs_have_paired_rows() {
 }
 
 #[test]
-fn only_copies_and_signals_reach_other_ranks() {
+fn tasks_reach_other_ranks_only_with_events_of_theirs() {
     let graphs = chain(3, 2, 2, 2, Lowering::Copy);
     let copy = find(&graphs[0], "l0.copy", 0);
     let linear = find(&graphs[0], "l0.linear", 0);
@@ -329,6 +329,23 @@ fn only_copies_and_signals_reach_other_ranks() {
     let found =
         broken(3, 2, Lowering::Copy, |g| g[0].tasks[linear as usize].trigger = Some(EventId::nvshmem(1, 3)));
     expect(&found, ViolationKind::Structure, &[(0, linear)], &["only nvshmem_copy"]);
+    // Its output on a rank that its event does not tell, or one of two.
+    let symmetric = |g: &mut [TaskGraph], first: Place, event: EventId| {
+        let output = at(&g[0], linear, u32::from(g[0].tasks[linear as usize].num_inputs));
+        let tensor = g[0].operands[output].tensor as usize;
+        g.iter_mut().for_each(|graph| graph.tensors[tensor].space = Space::Symmetric);
+        g[0].operands[output].place = first;
+        g[0].tasks[linear as usize].trigger = Some(event);
+    };
+    let found = broken(3, 2, Lowering::Copy, |g| symmetric(g, Place::Peer(2), EventId::nvshmem(1, 3)));
+    expect(
+        &found,
+        ViolationKind::Structure,
+        &[(0, linear)],
+        &["event 3 of rank 1", "write there and nowhere else"],
+    );
+    let found = broken(3, 2, Lowering::Copy, |g| symmetric(g, Place::Peer(2), EventId::local(0, 2)));
+    expect(&found, ViolationKind::Structure, &[(0, linear)], &["not the owner of the event"]);
     let found =
         broken(3, 2, Lowering::Copy, |g| g[0].tasks[linear as usize].trigger = Some(EventId::nvshmem(9, 3)));
     expect(&found, ViolationKind::Structure, &[(0, linear)], &["rank 9"]);

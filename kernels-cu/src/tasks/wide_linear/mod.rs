@@ -5,7 +5,8 @@
 //! `linear_with_residual` or, with `gated`, `linear` and `silu_mul`. A gated output is in `MPK_LAYOUT_WIDE` if its reader wants
 //! that. If a tile has all rows, x has the narrower column tiles. The residual may then be two summands `[2, rows, n]`.
 //!
-//! The output cannot be pushed. Tasks of rows that are not in use would push nothing, so their pushes would order nothing.
+//! The output cannot be pushed. Tasks of rows that are not in use would push nothing, so their pushes would order nothing. They can write
+//! it into a peer's memory: each triggers an event there, even if it has nothing to write.
 //!
 //! Attributes: `gated`, `has_bias`, `has_residual`, `parts` (1, 2 or 4) and `first_row`. With `parts` there is one output (f32) for each
 //! part of k, the first with bias and residual, or one output `[2, rows, n]` with both parts. With `first_row`, only the tiles from this row
@@ -252,6 +253,12 @@ impl TaskType for WideLinear {
 
     fn constant_inputs(&self) -> &'static [usize] {
         &[1]
+    }
+
+    /// Values of two bytes leave as whole sectors.
+    fn peer_output(&self, op: &LocalOp<'_>) -> Option<usize> {
+        let rows = op.outputs.len() == 1 && op.outputs[0].dims.len() == 2;
+        (rows && op.outputs[0].dtype.size() == 2).then_some(0)
     }
 
     fn holds_sums(&self) -> bool {

@@ -161,9 +161,6 @@ impl RankCheck<'_> {
             Place::Peer(peer) if usize::from(peer) >= self.graphs.len() => {
                 Some(format!("of '{name}' is on rank {peer}, which does not exist"))
             }
-            Place::Peer(_) if !is_copy => {
-                Some(format!("of '{name}' is on another rank, but only nvshmem_copy may write there"))
-            }
             Place::Peer(peer) if task.trigger.is_none_or(|e| e.owner() != peer) => Some(format!(
                 "of '{name}' is on rank {peer}, which is not the owner of the event that the task triggers"
             )),

@@ -109,7 +109,7 @@ fn one(
     let sizes = model.sizes_on(&source.config, &target)?;
     let options = GraphOptions::new(&source.config, &model.runtime, 0, ranks, &target).with_sampling(false);
     let ops = families::op_graphs(&source.config, &sizes, &options);
-    let build = build_options(config, &model, &Nodes::one(ranks, "localhost"), target)?;
+    let build = build_options(config, &model, &Nodes::one(ranks, "localhost"), true, target)?;
     let registry = kernels_cu::registry::registry();
     let mut all: Vec<Vec<TaskGraph>> = ops.iter().map(|_| Vec::new()).collect();
     for rank in 0..ranks {
