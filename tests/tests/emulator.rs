@@ -161,7 +161,7 @@ fn sampled_tokens_have_the_log_probabilities_of_the_cpu() {
         .set("runtime", json!({"prefill_chunk": 2}))
         .set("generate", json!({"prompt_tokens": [[5, 6, 7], [9]], "max_new_tokens": 3, "ignore_eos": true}));
     for ranks in [1, 2] {
-        let options = ["--logprobs", "2", "--temperature", "6", "--seed", "3", "--allreduce", "copy-reduce"];
+        let options = ["--logprobs", "6", "--temperature", "6", "--seed", "3", "--allreduce", "copy-reduce"];
         let cpu = Job::new(ranks)
             .arg(model.path())
             .args(["--backend", "cpu", "--json"])

@@ -36,7 +36,7 @@ struct ArgmaxPartial : TaskCode {
       const uint32_t buffer = (s - skipped) % 2;
       MaximumSum* sums = reinterpret_cast<MaximumSum*>(context.work()) + buffer * kComputeWarps;
       TokenPair* all = lists(context, buffer);
-      const MaximumSum of_warp = joined<32>(Columns(context, s, context.thread, kComputeThreads).scan(context, all + context.warp * Kept, kept));
+      const MaximumSum of_warp = joined<32>(Columns(context, s, context.thread, kComputeThreads).scan(context, all + context.warp * Kept, gathered(context, kListsEnd), kept));
       if (context.lane == 0) sums[context.warp] = of_warp;
       code = context.sync();
       if (code != MPK_OK) return code;
@@ -53,8 +53,14 @@ struct ArgmaxPartial : TaskCode {
   }
 
  private:
+  static constexpr uint32_t kGatheredBytes = Kept == 1 ? 0 : kComputeWarps * kGathered * sizeof(TokenPair);
+  /* A warp's room for the pairs among which are its best, `at` bytes from the beginning of the work area. */
+  static __device__ __forceinline__ TokenPair* gathered(const Context& context, uint32_t at) {
+    return reinterpret_cast<TokenPair*>(context.work() + at) + context.warp * kGathered;
+  }
+
   /* In the work area. Without another sample's list, the ring may have more places. */
-  static constexpr uint32_t kRingAt = kComputeWarps * Kept * sizeof(TokenPair);
+  static constexpr uint32_t kOwnListsEnd = kComputeWarps * Kept * sizeof(TokenPair), kRingAt = kOwnListsEnd + kGatheredBytes;
   static constexpr uint32_t kRoom = (kWorkBytes - kRingAt) / (kComputeWarps * ColumnBlock::kBytes);
   using Copied = CopiedSamples<Kept, Sampled, kRoom < 8 ? kRoom : 8>;
 
@@ -77,8 +83,7 @@ struct ArgmaxPartial : TaskCode {
         continue;
       }
       const Columns columns(context, s, context.lane, 32);
-      const auto best_after = [&](const TokenPair& last) { return columns.best_after(last); };
-      top_of_warp(list, kept, context.lane, best_after(first_pair()), best_after);
+      columns.top(list, gathered(context, kOwnListsEnd), kept, context.lane, columns.best_after(first_pair()));
       /* In the record, the list may be aligned to 4 bytes only, so it goes through shared memory. */
       __syncwarp();
       for (uint32_t i = context.lane; i < Kept; i += 32) store(record, i, i < kept ? list[i] : no_pair());
@@ -87,7 +92,8 @@ struct ArgmaxPartial : TaskCode {
   }
 
   static constexpr uint32_t kSumBytes = 2 * kComputeWarps * sizeof(MaximumSum);
-  static_assert(kSumBytes + 2 * kComputeWarps * Kept * sizeof(TokenPair) <= kWorkBytes, "too many candidates for the work area");
+  static constexpr uint32_t kListsEnd = kSumBytes + 2 * kComputeWarps * Kept * sizeof(TokenPair);
+  static_assert(kListsEnd + kGatheredBytes <= kWorkBytes, "too many candidates for the work area");
 
   static __device__ __forceinline__ TokenPair* lists(Context& context, uint32_t buffer) {
     return reinterpret_cast<TokenPair*>(context.work() + kSumBytes) + buffer * kComputeWarps * Kept;
@@ -146,8 +152,40 @@ struct ArgmaxPartial : TaskCode {
       return best;
     }
 
+    /* Called by a warp: writes its pairs that are as good as `limit` to `pairs`, as many as there is room for. Returns their number. */
+    __device__ __forceinline__ uint32_t gather(TokenPair* pairs, const TokenPair& limit, uint32_t lane) const {
+      uint32_t found = 0;
+#pragma unroll 1
+      for (uint32_t at = first - lane; at < count; at += kChunk * step) {
+        float x[kChunk];
+        load(x, at + lane);
+#pragma unroll
+        for (uint32_t i = 0; i < kChunk; ++i) {
+          const uint32_t column = at + lane + i * step;
+          const TokenPair pair = {x[i], first_token + column};
+          const bool takes = column < count && !limit.before(pair);
+          const uint32_t lanes = __ballot_sync(0xFFFFFFFFu, takes), place = found + __popc(lanes & ((1u << lane) - 1));
+          if (takes && place < kGathered) pairs[place] = pair;
+          found += __popc(lanes);
+        }
+      }
+      return found;
+    }
+
+    /* Called by a warp: writes its `kept` best pairs to `list`. `mine` is this lane's best. */
+    __device__ __forceinline__ void top(TokenPair* list, TokenPair* room, uint32_t kept, uint32_t lane, const TokenPair& mine) const {
+      const auto next = [&](const TokenPair& last) { return best_after(last); };
+      if constexpr (Kept == 1) {
+        top_of_warp(list, kept, lane, mine, next);
+      } else {
+        /* A few columns are read again quickly. */
+        const uint32_t least = count > kChunk * step ? 2 : 9;
+        top_gathered(list, room, kept, least, lane, mine, [&](const TokenPair& limit) { return gather(room, limit, lane); }, next);
+      }
+    }
+
     /* Writes the warp's `kept` candidates to `list`. Returns this thread's maximum and sum. */
-    __device__ __forceinline__ MaximumSum scan(const Context& context, TokenPair* list, uint32_t kept) const {
+    __device__ __forceinline__ MaximumSum scan(const Context& context, TokenPair* list, TokenPair* room, uint32_t kept) const {
       TokenPair best = no_pair();
       MaximumSum part = {-INFINITY, 0.0};
 #pragma unroll 1
@@ -170,7 +208,7 @@ struct ArgmaxPartial : TaskCode {
         if (highest != part.maximum) part = {highest, part.sum * static_cast<double>(expf(part.maximum - highest))};
         part.sum += static_cast<double>(sum);
       }
-      top_of_warp(list, kept, context.lane, best, [&](const TokenPair& last) { return best_after(last); });
+      top(list, room, kept, context.lane, best);
       return part;
     }
   };

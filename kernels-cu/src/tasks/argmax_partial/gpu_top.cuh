@@ -43,6 +43,49 @@ __device__ __forceinline__ void top_of_warp(TokenPair* list, uint32_t kept, uint
   }
 }
 
+/* Room for the pairs among which are the best of a warp. */
+constexpr uint32_t kGathered = 128;
+
+/* Called by a warp: the `kept`-th best of the lanes' pairs, or no_pair if there are fewer. So at least as many of all pairs of the warp
+ * are as good. */
+__device__ __forceinline__ TokenPair ranked_lane(const TokenPair& mine, uint32_t kept) {
+  uint32_t better = 0;
+#pragma unroll 8
+  for (uint32_t lane = 0; lane < 32; ++lane) {
+    const TokenPair other = {__shfl_sync(0xFFFFFFFFu, mine.value, lane), __shfl_sync(0xFFFFFFFFu, mine.token, lane)};
+    better += other.before(mine) ? 1 : 0;
+  }
+  const uint32_t found = __ballot_sync(0xFFFFFFFFu, better + 1 == kept);
+  if (found == 0) return no_pair();
+  const uint32_t lane = __ffs(found) - 1;
+  return {__shfl_sync(0xFFFFFFFFu, mine.value, lane), __shfl_sync(0xFFFFFFFFu, mine.token, lane)};
+}
+
+/* Called by a warp: writes the `kept` best of `count` pairs in shared memory to `list`. No two have the same token. */
+__device__ __forceinline__ void sort_pairs(TokenPair* list, uint32_t kept, const TokenPair* pairs, uint32_t count, uint32_t lane) {
+  __syncwarp();
+  for (uint32_t i = lane; i < count; i += 32) {
+    const TokenPair own = pairs[i];
+    uint32_t better = 0;
+    for (uint32_t other = 0; other < count; ++other) better += pairs[other].before(own) ? 1 : 0;
+    if (better < kept) list[better] = own;
+  }
+  for (uint32_t i = count + lane; i < kept; i += 32) list[i] = no_pair();
+}
+
+/* Called by a warp, as top_of_warp. If a look for the next best pair takes long, pairs that are good enough are gathered at once instead:
+ * `gather(limit)` writes the warp's pairs that are as good as `limit` to `room`, as many as there is room for, and returns their number.
+ * `least`: from this number of pairs on. More than 32 are not gathered, because each lane knows only its best. */
+template <typename Gather, typename BestAfter>
+__device__ __forceinline__ void top_gathered(TokenPair* list, const TokenPair* room, uint32_t kept, uint32_t least, uint32_t lane, const TokenPair& mine,
+                                             Gather gather, BestAfter best_after) {
+  if (kept >= least && kept <= 32) {
+    const uint32_t found = gather(ranked_lane(mine, kept));
+    if (found <= kGathered) return sort_pairs(list, kept, room, found, lane);
+  }
+  top_of_warp(list, kept, lane, mine, best_after);
+}
+
 /* Called by a warp: the `kept` best pairs of kComputeWarps sorted lists, one after the other. Each list has room for `Room` and is
  * `kept` long. */
 template <uint32_t Room, typename Each>

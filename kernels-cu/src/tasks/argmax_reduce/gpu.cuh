@@ -33,7 +33,14 @@ struct ArgmaxReduce : TaskCode {
     TokenPair* lists = reinterpret_cast<TokenPair*>(context.work() + kSumBytes);
     TokenPair* best = lists + kComputeWarps * Kept;
     const auto best_after = [&](const TokenPair& last) { return records.best_after(context.thread, last, kept); };
-    top_of_warp(lists + context.warp * Kept, kept, context.lane, best_after(first_pair()), best_after);
+    TokenPair* const list = lists + context.warp * Kept;
+    if constexpr (Kept == 1) {
+      top_of_warp(list, kept, context.lane, best_after(first_pair()), best_after);
+    } else {
+      TokenPair* const room = best + Kept + context.warp * kGathered;
+      const auto gather = [&](const TokenPair& limit) { return records.gather(room, limit, context.thread, context.lane, kept); };
+      top_gathered(list, room, kept, 5, context.lane, best_after(first_pair()), gather, best_after);
+    }
     if (TopK > 0) {
       part = joined<32>(part);
       if (context.lane == 0) sums[context.warp] = part;
@@ -74,7 +81,8 @@ struct ArgmaxReduce : TaskCode {
  private:
   static_assert(TopK <= Kept, "a record has as many candidates as are wanted");
   static constexpr uint32_t kSumBytes = kComputeWarps * sizeof(MaximumSum);
-  static_assert(kSumBytes + (kComputeWarps + 1) * Kept * sizeof(TokenPair) <= kWorkBytes, "too many candidates for the work area");
+  static constexpr uint32_t kPairs = (kComputeWarps + 1) * Kept + (Kept == 1 ? 0 : kComputeWarps * kGathered);
+  static_assert(kSumBytes + kPairs * sizeof(TokenPair) <= kWorkBytes, "too many candidates for the work area");
 
   struct Records {
     const uint32_t* first;
@@ -90,6 +98,27 @@ struct ArgmaxReduce : TaskCode {
       count = partials.dims[0] * tiles;
     }
     __device__ __forceinline__ const uint32_t* at(uint32_t r) const { return first + r / tiles * rank_stride + r % tiles * tile_stride; }
+
+    /* Called by a warp: writes the pairs of its threads' records that are as good as `limit` to `pairs`, as many as there is room for.
+     * Returns their number. */
+    __device__ __forceinline__ uint32_t gather(TokenPair* pairs, const TokenPair& limit, uint32_t thread, uint32_t lane, uint32_t kept) const {
+      uint32_t found = 0;
+#pragma unroll 1
+      for (uint32_t r = thread; r - lane < count; r += kComputeThreads) {
+        const uint32_t* const list = at(min(r, count - 1)) + MPK_ARGMAX_PAIRS;
+        bool more = r < count;
+#pragma unroll 1
+        for (uint32_t i = 0; i < kept; ++i) {
+          const TokenPair pair = {__uint_as_float(list[2 * i]), list[2 * i + 1]};
+          more = more && pair.token != MPK_ARGMAX_NO_TOKEN && !limit.before(pair); /* the record's others are worse still */
+          const uint32_t lanes = __ballot_sync(0xFFFFFFFFu, more), place = found + __popc(lanes & ((1u << lane) - 1));
+          if (lanes == 0) break;
+          if (more && place < kGathered) pairs[place] = pair;
+          found += __popc(lanes);
+        }
+      }
+      return found;
+    }
 
     /* The best pair after `last` in a thread's records, of which the first `kept` count. */
     __device__ __forceinline__ TokenPair best_after(uint32_t thread, const TokenPair& last, uint32_t kept) const {
