@@ -83,7 +83,7 @@ impl GraphArrays {
                 }
             })
             .collect();
-        arrays.reach_peers(graph, sym).map_err(problem)?;
+        arrays.reach_peers(graph, slots, sym).map_err(problem)?;
         let flag_numbers = graph.flag_numbers();
         let flag_count = flag_numbers.iter().flatten().count() as u32;
         for (index, task) in graph.tasks.iter().enumerate() {
@@ -145,7 +145,12 @@ impl GraphArrays {
     }
 
     /// Tasks that write on another rank, other than copies, store there like anywhere else: they get the peer's own address.
-    fn reach_peers(&mut self, graph: &TaskGraph, sym: &[u64]) -> std::result::Result<(), String> {
+    fn reach_peers(
+        &mut self,
+        graph: &TaskGraph,
+        slots: &[Slot],
+        sym: &[u64],
+    ) -> std::result::Result<(), String> {
         let at = |rank: usize| sym.get(rank).copied().filter(|&base| base != 0);
         for (index, task) in graph.tasks.iter().enumerate() {
             if graph.type_name(task) == core_types::NVSHMEM_COPY {
@@ -157,12 +162,13 @@ impl GraphArrays {
                 let (Some(own), Some(there)) = (at(graph.rank as usize), at(usize::from(peer))) else {
                     return Err(format!(
                         "task {index} ({}) stores into the memory of rank {peer}, which is out of reach of rank {}; build \
-                         the graph for ranks out of reach",
+                         the graph with BuildOptions::within_reach = false",
                         graph.type_name(task),
                         graph.rank
                     ));
                 };
-                operand.addr = operand.addr.wrapping_sub(own).wrapping_add(there);
+                let here = slots[output.tensor as usize].address + output.offset;
+                operand.addr = here.wrapping_sub(own).wrapping_add(there);
                 operand.pe = -1;
             }
         }

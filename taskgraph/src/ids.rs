@@ -43,7 +43,7 @@ impl EventId {
     pub const END_OF_GRAPH: u32 = 2;
     /// Tag of an event that tasks of its own rank trigger.
     pub const TAG_LOCAL: u16 = 0;
-    /// Tag of an event that another rank's copy or signal triggers.
+    /// Tag of an event that another rank triggers when it has sent something.
     pub const TAG_NVSHMEM: u16 = 1;
 
     /// An event triggered by the tasks of its owner.

@@ -185,7 +185,7 @@ pub struct TensorEntry {
 pub enum Place {
     /// The rank's own memory.
     Own,
-    /// One peer's memory (for outputs of a copy).
+    /// One peer's memory (for outputs of a copy, and of a task that triggers that peer's event).
     Peer(u16),
     /// The memory of every rank, including its own (for a flagged push).
     All,

@@ -225,14 +225,14 @@ pub fn check(graphs: &[Graph]) {
             }
             let (tag, owner, event) = event_fields(task.trigger_event);
             *triggers.entry((owner, event)).or_default() += 1;
-            if matches!(&task.task_type[..], "nvshmem_copy" | "nvshmem_signal") {
+            if sends(task) {
                 assert_eq!(tag, TAG_NVSHMEM, "{what}: tag");
                 assert!(owner != graph.rank && owner < graph.world, "{what}: owner {owner}");
             } else {
                 assert_eq!(
                     (tag, owner),
                     (0, graph.rank),
-                    "{what}: only copies and signals trigger a peer's event"
+                    "{what}: triggers a peer's event, but sends nothing"
                 );
             }
         }
@@ -245,6 +245,12 @@ pub fn check(graphs: &[Graph]) {
         }
     }
     assert!(triggers.is_empty(), "{name}: events that do not exist are triggered: {triggers:?}");
+}
+
+/// True for copies, signals, and tasks that store their result on another rank.
+fn sends(task: &Task) -> bool {
+    let on_peer = |o: &Operand| o.place.as_ref().is_some_and(|place| place.get("peer").is_some());
+    matches!(&task.task_type[..], "nvshmem_copy" | "nvshmem_signal") || task.outputs.iter().any(on_peer)
 }
 
 fn check_operands(task: &Task, tensors: &HashMap<&str, &Tensor>, what: &str) {
@@ -260,7 +266,7 @@ fn check_operands(task: &Task, tensors: &HashMap<&str, &Tensor>, what: &str) {
         let end = operand.offset + if empty { 0 } else { (steps + 1) * dtype_bytes(&operand.data_type) };
         assert!(end <= tensor.bytes, "{what}: {} ends at {end}, of {} bytes", tensor.name, tensor.bytes);
     }
-    if task.task_type == "nvshmem_copy" {
+    if sends(task) {
         let (_, owner, _) = event_fields(task.trigger_event);
         for operand in &task.outputs {
             assert_eq!(tensors[&operand.base_ptr[..]].space, "symmetric", "{what}: {}", operand.base_ptr);

@@ -102,7 +102,8 @@ enum mpk_layout { MPK_LAYOUT_STRIDED = 0, MPK_LAYOUT_TILED = 1, MPK_LAYOUT_FRAGM
 #define MPK_GPU_MAX_DYNAMIC_RANKS 64
 
 /* A view into a tensor. `addr` is the address in this rank's memory. For symmetric tensors, the same
- * view at another rank is mpk_rank.sym[pe] + (addr - mpk_rank.sym[rank]). */
+ * view at another rank is mpk_rank.sym[pe] + (addr - mpk_rank.sym[rank]). Where a task other than a copy stores its result on
+ * another rank, `addr` is already the address there, and `pe` is -1. */
 typedef struct mpk_operand {
   uint64_t addr;
   uint32_t dims[MPK_MAX_DIMS];
@@ -111,7 +112,7 @@ typedef struct mpk_operand {
   uint8_t ndim;
   uint8_t layout;                 /* enum mpk_layout */
   uint8_t symmetric;              /* 1: in the symmetric heap */
-  int32_t pe;                     /* rank that owns the memory; -1: this rank, -2: every rank */
+  int32_t pe;                     /* rank that owns the memory; -1: plain stores to `addr`, -2: every rank */
 } mpk_operand;
 
 typedef struct mpk_dependency {

@@ -97,7 +97,7 @@ impl Backend {
         }
     }
 
-    /// Whether the ranks of a node can reach each other's memory.
+    /// Whether all ranks are on one node and reach each other's memory, as far as the machine decides that.
     pub fn reach(&self) -> bool {
         match self {
             Backend::Cpu(_) => true,

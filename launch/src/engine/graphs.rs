@@ -69,8 +69,8 @@ impl GraphBuild {
     }
 }
 
-/// How the graphs of a run are built. `nodes` says on which node each rank is; `runtime.nodes` may replace it. `reach`: the ranks of a
-/// node can reach each other's memory.
+/// How the graphs of a run are built. `nodes` says on which node each rank is; `runtime.nodes` may replace it. `reach`: all ranks
+/// are on one node and reach each other's memory, as far as the machine decides that.
 ///
 /// # Errors
 /// `runtime.nodes` does not fit the number of ranks.

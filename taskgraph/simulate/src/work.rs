@@ -120,7 +120,13 @@ impl<'a> Costs<'a> {
                 // An append to a cache is small compared with what is read.
                 Place::Own | Place::All if is_paged(output) => {}
                 Place::Own | Place::All => work.written += self.bytes(output),
-                Place::Peer(_) => work.put += self.bytes(output),
+                Place::Peer(_) => {
+                    work.put += self.bytes(output);
+                    // The task's own stores; a copy only moves what others have written.
+                    if name != core_types::NVSHMEM_COPY {
+                        work.written += self.bytes(output);
+                    }
+                }
             }
         }
         for (index, input) in inputs.iter().enumerate() {

@@ -210,9 +210,9 @@ pub struct Exchange {
     /// Every rank hears from every other rank: a rank without data for a peer signals. That keeps ranks within one iteration of
     /// each other. False if other exchanges of the collective take care of that.
     pub between_all: bool,
-    /// The index of an earlier step, an exchange (or what producers store) from which each rank made its share of this one in the step before. A rank that
-    /// has all shares then knows that the earlier exchange is done on every rank. This is a hint to the memory plan; the verifier
-    /// proves what follows from it.
+    /// The index of an earlier step, an exchange (or what producers store) from which each rank made its share of this one in the step
+    /// before. A rank that has all shares then knows that the earlier exchange is done on every rank. This is a hint to the memory plan;
+    /// the verifier proves what follows from it.
     pub completes: Option<usize>,
 }
 

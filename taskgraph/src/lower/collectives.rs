@@ -3,7 +3,9 @@
 use super::local::local_op;
 use super::types::{NONE, Part, Table};
 use crate::blocks::Blocks;
-use crate::collective::{CollectiveOp, Exchange, Lowered, Operand, Send, Step, SumRows, TaskStep};
+use crate::collective::{
+    CollectiveOp, Exchange, Lowered, OWNED_ROWS, Operand, Send, Step, SumRows, TaskStep,
+};
 use crate::error::BuildError;
 use crate::op_graph::{Op, OpGraph, Role};
 use crate::options::BuildOptions;
@@ -15,6 +17,9 @@ use crate::task_type::{Access, ExpansionOperand, OpView, TaskSpec, TaskType};
 use rustc_hash::{FxHashMap, FxHashSet};
 use std::fmt::Write;
 use std::sync::Arc;
+
+/// The blocks of rows that belong to the ranks in turn, if ranks sum rows.
+pub(super) const BLOCKS: Blocks = Blocks { dim: 0, size: OWNED_ROWS };
 
 /// A collective and its parts.
 #[derive(Debug)]
@@ -32,7 +37,7 @@ pub(crate) enum CutStep {
 }
 
 /// Lowers the collectives of `graph`. Those that look the same are lowered once. `None` for other operators. `rows`: whether ranks must
-/// sum rows, and whether the producers can store them there ([`CollectiveOp::can_store`]).
+/// sum rows, and whether the producer can store each tile with its owner ([`CollectiveOp::can_store`]).
 pub(crate) fn cut_collectives(
     graph: &OpGraph,
     registry: &Registry,
@@ -57,7 +62,7 @@ pub(crate) fn cut_collectives(
                 Some(cut) => cut.clone(),
                 None => {
                     let lower = CollectiveOp { view: &view, options, can_push, can_place, can_store, rows };
-                    let lowered = collective.lower(&lower).and_then(|l| check(l, &view, options.world));
+                    let lowered = collective.lower(&lower).and_then(|l| check(l, &lower));
                     let lowered = lowered.map_err(|e| BuildError::op(&op.name, e.0))?;
                     let cut = Arc::new(cut(lowered, options.world, parts));
                     // A note contains the operator's name.
@@ -246,7 +251,8 @@ pub(super) fn table(exchange: &Exchange, world: u32) -> Table {
 }
 
 /// Checks that ranks, operands and events of the steps exist. The verifier checks whether the steps are right.
-fn check(lowered: Lowered, view: &OpView<'_>, world: u32) -> Result<Lowered, crate::task_type::OpError> {
+fn check(lowered: Lowered, op: &CollectiveOp<'_>) -> Result<Lowered, crate::task_type::OpError> {
+    let (view, world) = (op.view, op.options.world);
     let wrong = |what: String| {
         Err(crate::task_type::OpError(format!("the collective lowers it to invalid steps: {what}")))
     };
@@ -260,8 +266,27 @@ fn check(lowered: Lowered, view: &OpView<'_>, world: u32) -> Result<Lowered, cra
     if placed.into_iter().any(|p| p.first.len() != world as usize || p.dim >= MAX_DIMS) {
         return wrong("a place must have one index for each rank".into());
     }
-    if lowered.stored_into.is_some_and(|b| b >= lowered.buffers.len() || lowered.dealt.is_none()) {
-        return wrong("tiles are stored into a buffer that does not exist, or have no owners".into());
+    if let Some(buffer) = lowered.stored_into {
+        let read = |step: &Step| match step {
+            Step::Exchange(exchange) => exchange.source == Operand::Input(0),
+            Step::Tasks(step) => step.inputs.contains(&Operand::Input(0)),
+        };
+        let dims = view.inputs.first().map_or(&[][..], |input| &input.ty.dims);
+        let room = match dims {
+            &[rows, columns] => vec![world, rows as u32 / world, columns as u32],
+            _ => Vec::new(),
+        };
+        let why = match lowered.buffers.get(buffer) {
+            _ if !op.can_store => "its producer cannot do that",
+            _ if lowered.dealt != Some(BLOCKS) => "their rows are not dealt in blocks of 256",
+            Some(buffer) if buffer.dims != room => "its buffer is not [world, rows of a rank, columns]",
+            None => "its buffer does not exist",
+            _ if lowered.steps.iter().any(read) => "a step reads input 0, which has no memory",
+            _ => "",
+        };
+        if !why.is_empty() {
+            return wrong(format!("tiles are stored with their owners, but {why}"));
+        }
     }
     for step in &lowered.steps {
         match step {

@@ -428,7 +428,7 @@ impl<'a, 'c, 'g> Emitter<'a, 'c, 'g> {
             self.add_task(empty_task(EMPTY, empty_variant, wait, end, on(0), last_op));
             last_op += 1;
         }
-        // A copy or signal triggers nothing on this rank. An empty task after it in its worker's list does.
+        // What sends triggers nothing on this rank. An empty task after it in its worker's list does.
         let mut open = self.columns.ending_remotely(self.plan.options.target.workers);
         let nothing = self.columns.triggers.len() == 2;
         if !open.is_empty() || nothing {

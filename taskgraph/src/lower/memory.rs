@@ -44,9 +44,9 @@ pub(crate) fn plan_memory(plan: &Plan, order: &Order) -> Memory {
     let used: Vec<bool> = accesses.iter().map(|a| !a.slots.is_empty()).collect();
     let all = || (0..plan.tensors.len()).filter(|&t| used[t]);
     let unsafe_reuse = all().any(|t| !awaited(order, &accesses[t]) && !settled(plan, order, &accesses[t]));
-    // A copy is known to be done once its arrival is. If that is not before this rank's end, then in the next iteration the copy,
-    // and the writers of its source, must wait until the peers have begun it.
-    let open_copies = || {
+    // A send is known to be done once its arrival is. If that is not before this rank's end, then in the next iteration the send,
+    // and the writers of what it reads, must wait until the peers have begun it.
+    let open_sends = || {
         let slots = plan.slots.iter().enumerate();
         slots.filter(|(i, slot)| slot.kind.sends().is_some() && !order.before_end(i + 1))
     };
@@ -55,16 +55,16 @@ pub(crate) fn plan_memory(plan: &Plan, order: &Order) -> Memory {
         let access = &accesses[place(source)];
         access.local_writers.iter().chain(&access.remote_writers).all(|&w| order.begin_elsewhere(w as usize))
     };
-    let open_copy = open_copies().any(|(i, slot)| {
+    let open_send = open_sends().any(|(i, slot)| {
         plan.options.placement == Placement::Dynamic
             || !order.begin_elsewhere(i)
             || !slot.inputs.iter().all(|&source| waits(source))
     });
-    let closing = plan.options.world > 1 && (unsafe_reuse || open_copy);
-    // The sources of such copies share no memory, because the writers of another tensor would have to wait too.
+    let closing = plan.options.world > 1 && (unsafe_reuse || open_send);
+    // What such sends read shares no memory, because the writers of another tensor would have to wait too.
     let mut in_flight = vec![false; plan.tensors.len()];
     if !closing {
-        for (_, slot) in open_copies() {
+        for (_, slot) in open_sends() {
             slot.inputs.iter().for_each(|&source| in_flight[place(source)] = true);
         }
     }

@@ -1,7 +1,7 @@
 //! The order of slots over all ranks: the proof that buffers may be shared.
 //!
 //! For two slots, "before" means that every task of one slot is done before any task of the other starts. It is derived for the
-//! slots' own rank and for the other ranks; the latter only follows from copies and flagged words. Everything here holds on all
+//! slots' own rank and for the other ranks; the latter only follows from what ranks send and from flagged words. Everything here holds on all
 //! ranks, so that all ranks draw the same conclusions.
 
 use super::events::{Analysis, Links};
@@ -154,22 +154,24 @@ fn after_both_halves(
     arrival: usize,
 ) {
     // The slots that wrote partial tiles, and those whose tasks are each before such a task; the sums.
-    let (writers, sums): (Vec<usize>, usize) = match plan.slots[first].kind {
-        // Tiles for peers, their arrival, own tiles, sums.
-        SlotKind::Store { .. } => {
+    let (writers, sums): (Vec<usize>, Option<usize>) = match plan.slots[first].kind {
+        // Tiles for peers, their arrival, own tiles. The sums read the receive buffer, and other operators may be in between.
+        SlotKind::Store { exchange } => {
             let own = first + 2;
             let before_either = incoming[first].iter().filter(|link| link.partner as usize == own);
             let before_either = before_either.map(|link| link.from as usize);
-            (before_either.chain([first, own]).collect(), first + 3)
+            let buffer = plan.exchanges[exchange as usize].target;
+            let sums = (own + 1..known.len()).find(|&slot| plan.slots[slot].inputs.contains(&buffer));
+            (before_either.chain([first, own]).collect(), sums)
         }
         // Copies of what earlier slots wrote, their arrival, sums.
         _ => {
             let source = |slot: &usize| plan.slots[*slot].outputs.contains(&plan.slots[first].inputs[0]);
-            ((0..first).filter(source).collect(), first + 2)
+            ((0..first).filter(source).collect(), Some(first + 2))
         }
     };
     // Also the slot that made the shares, if it is not the sums.
-    for of_first in (first..=sums).chain([arrival - 2]) {
+    for of_first in [first, first + 1, arrival - 2].into_iter().chain(sums) {
         k.own.insert(of_first);
         k.other.insert(of_first);
     }
@@ -241,7 +243,7 @@ fn follow_together(k: &mut Known, known: &[Known], incoming: &[Incoming]) {
     }
 }
 
-/// What an arrival learns from the peers' copies `c`. If a peer's copy follows something on all ranks other than its own, that
+/// What an arrival learns from the peers' sends `c`. If a peer's send follows something on all ranks other than its own, that
 /// includes this rank and, with three ranks or more, every other rank.
 fn arrive(k: &mut Known, c: &Known, table: &Table, world: u32) {
     if !table.from_all {

@@ -27,7 +27,7 @@ use std::sync::Arc;
 /// What an operator has to do with collectives around it.
 #[derive(Clone, Copy)]
 struct Around<'a> {
-    /// The slot in which the sum first sends of which each rank has its own rows, if there is one.
+    /// If each rank has its own rows of an input, a sum: the slot in which that sum first sends.
     completes: Option<u32>,
     /// Present if it stores its output with the ranks that sum it.
     storing: Option<&'a Storing>,
@@ -108,7 +108,10 @@ impl Plan {
             let storing = match stored.and_then(|(output, reader)| Some((output, cuts[reader].as_ref()?))) {
                 Some((output, cut)) => {
                     let (step, tiles) = stores.split(&class, output, &mut plan.parts).ok_or_else(|| {
-                        BuildError::op(&op.name, "has tiles that its sum cannot give to one owner each")
+                        BuildError::op(
+                            &op.name,
+                            "has tiles that belong to several owners; set allreduce.stored_tiles to 0",
+                        )
                     })?;
                     let source = &graph.tensors[op.outputs[output] as usize];
                     let buffers = plan.add_buffers(source, &cut.lowered.buffers);

@@ -5,10 +5,9 @@
 //! the tiles travel while the next ones are computed.
 
 use super::classes::Classes;
-use super::collectives::{Uses, add, arrive_part, table};
+use super::collectives::{BLOCKS, Uses, add, arrive_part, table};
 use super::owned::Owned;
 use super::types::{LocalClass, Part, Table};
-use crate::blocks::Blocks;
 use crate::collective::{Exchange, OWNED_ROWS, Operand, Send, SumRows};
 use crate::error::BuildError;
 use crate::op_graph::{OpGraph, Role};
@@ -18,9 +17,6 @@ use crate::task_type::{Access, ExpansionOperand, TaskSpec};
 use rustc_hash::FxHashMap;
 use std::rc::Rc;
 use std::sync::Arc;
-
-/// Blocks of rows that belong to the ranks in turn.
-const BLOCKS: Blocks = Blocks { dim: 0, size: OWNED_ROWS };
 
 /// For each operator: whether it is a collective that sums rows with their owners, and the producer of its first input can store each tile
 /// with its owner.
@@ -46,7 +42,8 @@ pub(super) fn can_store(
         let kept = |&tensor: &u32| !matches!(graph.tensors[tensor as usize].role, Role::Persistent { .. });
         let Some(output) = writer.outputs.iter().position(|&tensor| tensor == op.inputs[0]) else { continue };
         // A later operator may write a persistent input while peers still wait for what is made of it.
-        if classes.is_collective(writer) || !writer.inputs.iter().all(kept) {
+        let fits = writer.outputs.len() == 1 && writer.inputs.iter().all(kept);
+        if classes.is_collective(writer) || !fits {
             continue;
         }
         let own = owned.input_of(&writer.inputs);

@@ -399,8 +399,8 @@ impl RankCheck<'_> {
                 let there = |o: &Operand| o.place == Place::Peer(event.owner());
                 if outputs.is_empty() || !outputs.iter().all(there) {
                     return Some(format!(
-                        "triggers event {} of rank {owner}, but does not write there and nowhere else: only nvshmem_copy, \
-                         nvshmem_signal and tasks with all outputs on that rank may",
+                        "triggers event {} of rank {owner}, but not all of its outputs are on that rank, or it has none: only \
+                         nvshmem_signal may have none",
                         event.index()
                     ));
                 }

@@ -191,14 +191,15 @@ impl OwnedShape {
         for layer in 0..self.layers {
             let up = g.weight(&format!("{name}.up{layer}"), DType::F32, &[inner, columns], Some((0, even)));
             let h = g.op(&format!("h{layer}"), "rows_product", &[x, up], of_rows());
+            let down =
+                g.weight(&format!("{name}.down{layer}"), DType::F32, &[columns, inner], Some((1, even)));
+            let p = g.op(&format!("p{layer}"), "product", &[h, down], attrs(json!({"cut": self.cut})));
+            // Between the product and its sum.
             if self.two_readers {
                 let side = g.weight(&format!("{name}.side{layer}"), DType::F32, &[1, columns], None);
                 let y = g.op(&format!("y{layer}"), "rows_product", &[x, side], of_rows());
                 g.tensor_mut(y).output = true;
             }
-            let down =
-                g.weight(&format!("{name}.down{layer}"), DType::F32, &[columns, inner], Some((1, even)));
-            let p = g.op(&format!("p{layer}"), "product", &[h, down], attrs(json!({"cut": self.cut})));
             x = g.op(&format!("x{layer}"), "add", &[p, x], attrs(json!({})));
         }
         if !self.whole {

@@ -113,7 +113,7 @@ fn step(
     Step {
         reads,
         writes,
-        put: copy || name == core_types::NVSHMEM_SIGNAL,
+        put: copy || task.trigger.is_some_and(|event| event.is_nvshmem()),
         copy,
         trigger: task.trigger,
         dependencies,

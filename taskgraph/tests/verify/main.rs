@@ -305,7 +305,7 @@ fn only_packed_matrices_of_whole_pairs_have_paired_rows() {
 }
 
 #[test]
-fn tasks_reach_other_ranks_only_with_events_of_theirs() {
+fn a_task_writes_on_the_rank_whose_event_it_triggers() {
     let graphs = chain(3, 2, 2, 2, Lowering::Copy);
     let copy = find(&graphs[0], "l0.copy", 0);
     let linear = find(&graphs[0], "l0.linear", 0);
@@ -328,7 +328,7 @@ fn tasks_reach_other_ranks_only_with_events_of_theirs() {
     expect(&found, ViolationKind::Structure, &[(0, copy)], &["without the NVSHMEM tag"]);
     let found =
         broken(3, 2, Lowering::Copy, |g| g[0].tasks[linear as usize].trigger = Some(EventId::nvshmem(1, 3)));
-    expect(&found, ViolationKind::Structure, &[(0, linear)], &["only nvshmem_copy"]);
+    expect(&found, ViolationKind::Structure, &[(0, linear)], &["not all of its outputs are on that rank"]);
     // Its output on a rank that its event does not tell, or one of two.
     let symmetric = |g: &mut [TaskGraph], first: Place, event: EventId| {
         let output = at(&g[0], linear, u32::from(g[0].tasks[linear as usize].num_inputs));
@@ -342,8 +342,16 @@ fn tasks_reach_other_ranks_only_with_events_of_theirs() {
         &found,
         ViolationKind::Structure,
         &[(0, linear)],
-        &["event 3 of rank 1", "write there and nowhere else"],
+        &["event 3 of rank 1", "not all of its outputs are on that rank"],
     );
+    let pushes = chain(3, 2, 2, 2, Lowering::Flagged);
+    let pushing = find(&pushes[0], "l0.linear", 0);
+    let found = broken(3, 2, Lowering::Flagged, |g| {
+        let output = at(&g[0], pushing, u32::from(g[0].tasks[pushing as usize].num_inputs));
+        g[0].operands[output].place = Place::Peer(1);
+        g[0].tasks[pushing as usize].trigger = Some(EventId::nvshmem(1, 3));
+    });
+    expect(&found, ViolationKind::Structure, &[(0, pushing)], &["flagged words go to every rank"]);
     let found = broken(3, 2, Lowering::Copy, |g| symmetric(g, Place::Peer(2), EventId::local(0, 2)));
     expect(&found, ViolationKind::Structure, &[(0, linear)], &["not the owner of the event"]);
     let found =

@@ -68,6 +68,11 @@ pub fn valid(
         options = like.clone();
     } else if options.world > 1 && random.chance(15) {
         options = shape.options(options);
+        // Only ranks of one node store tiles with each other.
+        if random.chance(50) {
+            options.nodes.clear();
+            options.target.tuning.set("allreduce.stored_tiles", 1);
+        }
     }
     if is_for_owned(&options) && (like.is_none() || random.chance(50)) {
         let op_graph = shape.graph(name, options.world);

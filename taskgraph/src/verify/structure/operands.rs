@@ -161,6 +161,10 @@ impl RankCheck<'_> {
             Place::Peer(peer) if usize::from(peer) >= self.graphs.len() => {
                 Some(format!("of '{name}' is on rank {peer}, which does not exist"))
             }
+            // Kernels push flagged words to every rank, whatever the place.
+            Place::Peer(_) if !is_copy && tensor.dtype == DType::F32Flagged => {
+                Some(format!("of '{name}' is on one other rank, but flagged words go to every rank"))
+            }
             Place::Peer(peer) if task.trigger.is_none_or(|e| e.owner() != peer) => Some(format!(
                 "of '{name}' is on rank {peer}, which is not the owner of the event that the task triggers"
             )),
