@@ -1,8 +1,8 @@
 //! The order of slots over all ranks: the proof that buffers may be shared.
 //!
 //! For two slots, "before" means that every task of one slot is done before any task of the other starts. It is derived for the
-//! slots' own rank and for the other ranks; the latter only follows from what ranks send and from flagged words. Everything here holds on all
-//! ranks, so that all ranks draw the same conclusions.
+//! slots' own rank and for the other ranks; the latter only follows from what ranks send and from flagged words. Everything here
+//! holds on all ranks, so that all ranks draw the same conclusions.
 
 use super::events::{Analysis, Links};
 use super::grouping::{ALL, COVERED, JOINT, SOME};
