@@ -2,7 +2,7 @@
 
 use crate::arithmetic;
 use crate::barrier::{Arrival, Block, BulkCopy, LaneCopy};
-use crate::instruction::{Atomic, Instruction, Mbarrier, NONE, Next, Op, Space, Two, Ty};
+use crate::instruction::{Atomic, Instruction, Mbarrier, NONE, Next, Op, Space, Two, Ty, WIDE};
 use crate::program::{Program, SHARED_WINDOW};
 use crate::registers::LANES;
 use crate::state::{Context, Warp, lanes};
@@ -206,7 +206,9 @@ unsafe fn write(at: *mut u8, ty: Ty, value: u64, others: bool) {
 #[inline(always)]
 fn addresses(c: &Context<'_>, i: &Instruction) -> [u64; LANES] {
     let mut all = if i.a == NONE { [0; LANES] } else { c.warp.registers.numbers(i.a) };
-    all.iter_mut().for_each(|address| *address = address.wrapping_add(i.immediate as u64));
+    // An address in 32 bits is a sum of 32 bits: a negative base with a large offset is valid.
+    let most = if i.a != NONE && i.a & WIDE == 0 { u64::from(u32::MAX) } else { u64::MAX };
+    all.iter_mut().for_each(|address| *address = address.wrapping_add(i.immediate as u64) & most);
     all
 }
 

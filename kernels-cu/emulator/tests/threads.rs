@@ -74,6 +74,14 @@ fn diverged_lanes_wait_for_each_other() {
     assert_eq!(of_threads(body, 32), [1031; 32]);
 }
 
+/// A base in 32 bits may be negative, if the offset makes up for it.
+#[test]
+fn addresses_of_32_bits_wrap() {
+    let body =
+        "mov.u32 %r5, 0; sub.u32 %r5, %r5, 64; st.shared.u32 [%r5+1088], 7; ld.shared.u32 %r3, [%r5+1088];";
+    assert_eq!(of_threads(body, 1), [7]);
+}
+
 #[test]
 fn named_barriers_order_warps_and_reduce() {
     // Thread 0 writes late; all threads read after the barrier.
