@@ -45,6 +45,7 @@ extern "C" __global__ void __launch_bounds__(mpk::gpu::kBlockThreads, 1) mpk_per
     shared.peer_ns = shared.page_ns = 0;
     shared.streamed = 0;
     shared.ring_is_full = 0;
+    shared.needs_noise = 0;
     shared.published = 0;
     shared.fetched.graph = nullptr;
     shared.fetched.number = 0;

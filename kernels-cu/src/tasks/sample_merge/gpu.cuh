@@ -33,8 +33,9 @@ struct SampleMerge : TaskCode {
       if (key > top) top = key;
     }
     const auto key_at = [&](uint32_t i) { return held ? work->keys[i] : listed_at(i); };
-    const FewKeys listed = select_few(context, count, wanted, top, &work->few, key_at, [&](uint32_t i, uint64_t key) { store_pair(list, i, key); });
-    fill_list(context, list, listed.count, wanted);
+    const Team team(context);
+    const FewKeys listed = select_few(context, team, count, wanted, top, &work->few, key_at, [&](uint32_t i, uint64_t key) { store_pair(list, i, key); });
+    fill_list(team, list, listed.count, wanted);
     return MPK_OK;
   }
 

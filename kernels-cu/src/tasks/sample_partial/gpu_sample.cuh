@@ -1,7 +1,8 @@
-/* Shared by the sampling tasks: a sample's request, its columns, and searches by all compute threads. */
+/* Shared by the sampling tasks: a sample's request, its columns, and searches by the threads of a team. */
 #pragma once
 
 #include "gpu/task.cuh"
+#include "tasks/sample_partial/gpu_team.cuh"
 #include "tasks/sample_partial/noise.h"
 
 namespace mpk {
@@ -23,25 +24,41 @@ struct SampleRow {
   }
 };
 
-/* The columns that a task has, of logits [samples, columns] and counts [slots, columns]. A thread's own are thread,
- * thread + kComputeThreads, ... */
+/* The columns that a task has, of logits [samples, columns] and counts [slots, columns]. Of a team's sample, a thread's own are
+ * four at a time: from 4 thread, 4 (thread + threads), ... on. */
 struct SampleColumns {
   uint32_t first_token, count;
 
   static constexpr uint32_t kMost = 5376; /* MOST_COLUMNS in sample_family.rs */
+  /* Room for the logits of all teams' samples, and a team's share of it. */
+  static constexpr uint32_t kRoom = 2 * kMost;
+  template <typename T>
+  static __device__ __forceinline__ T* share(T* room, const Team& team) {
+    return room + team.index * (kRoom >> team.shift());
+  }
+  /* Of a task with so many samples in use. */
+  __device__ __forceinline__ Team team(const Context& context, uint32_t samples) const { return Team(context, teams_shift(samples, (count + 3) / 4 * 4, kRoom)); }
 
   __device__ __forceinline__ explicit SampleColumns(const Context& context)
       : first_token(static_cast<uint32_t>(context.slot->task.args[1])), count(static_cast<uint32_t>(context.slot->task.args[2])) {}
 
-  /* Copies a thread's own logits of row `sample` of `logits` to shared memory. All copies are under way together, also while
-   * other samples are processed. A part without columns does not have this input. */
-  __device__ __forceinline__ void bring(float* to, const Context& context, const mpk_operand& logits, uint32_t sample) const {
+  /* Copies a thread's own logits of row `sample` of `logits` to shared memory, and fills the last four up with -infinity. All
+   * copies are under way together. A part without columns does not have this input. */
+  __device__ __forceinline__ void bring(float* to, const Team& team, const mpk_operand& logits, uint32_t sample) const {
     if (count == 0) return;
-    uint32_t at = static_cast<uint32_t>(__cvta_generic_to_shared(to)) + context.thread * 4;
-    const uint8_t* from = row_address(logits, sample) + context.thread * 4;
+    const uint8_t* from = row_address(logits, sample);
+    const uint32_t step = 4 * team.threads(), whole = reinterpret_cast<uint64_t>(from) % 16 == 0 ? count / 4 * 4 : 0;
+    uint32_t i = 4 * team.thread;
 #pragma unroll 4
-    for (uint32_t i = context.thread; i < count; i += kComputeThreads, at += kComputeThreads * 4, from += kComputeThreads * 4)
-      asm volatile("cp.async.ca.shared.global [%0],[%1],4;" ::"r"(at), "l"(from) : "memory");
+    for (; i < whole; i += step) asm volatile("cp.async.cg.shared.global [%0],[%1],16;" ::"r"(shared_address(to + i)), "l"(from + i * 4) : "memory");
+#pragma unroll 1
+    for (; i < count; i += step) {
+#pragma unroll
+      for (uint32_t u = 0; u < 4; ++u) {
+        if (i + u < count) asm volatile("cp.async.ca.shared.global [%0],[%1],4;" ::"r"(shared_address(to + i + u)), "l"(from + (i + u) * 4) : "memory");
+        else to[i + u] = -INFINITY;
+      }
+    }
   }
   /* Waits for them. Only the thread itself may read what it brought. */
   static __device__ __forceinline__ void arrive() { asm volatile("cp.async.wait_all;" ::: "memory"); }
@@ -50,6 +67,32 @@ struct SampleColumns {
   __device__ __forceinline__ const uint32_t* counts_of(const mpk_operand& counts, const SampleRow& row) const {
     if (count == 0 || (row.sampling.flags & MPK_SAMPLING_PENALTIES) == 0) return nullptr;
     return reinterpret_cast<const uint32_t*>(row_address(counts, row.slot));
+  }
+
+  /* Processes a thread's own logits, and hands them to each(i, logit), in order. */
+  template <typename Each>
+  __device__ __forceinline__ void process(float* value, const Team& team, const uint32_t* counts, const mpk_sampling& s, Each each) const {
+    const uint32_t step = 4 * team.threads();
+    const auto four = [&](uint32_t i, const uint4& counted) {
+      float4 own = *reinterpret_cast<const float4*>(value + i);
+      own = {sampling::processed(own.x, counted.x, s), sampling::processed(own.y, counted.y, s), sampling::processed(own.z, counted.z, s),
+             sampling::processed(own.w, counted.w, s)};
+      *reinterpret_cast<float4*>(value + i) = own;
+      each(i, own.x);
+      each(i + 1, own.y);
+      each(i + 2, own.z);
+      each(i + 3, own.w);
+    };
+    if (counts == nullptr) {
+#pragma unroll 2
+      for (uint32_t i = 4 * team.thread; i < count; i += step) four(i, uint4{});
+    } else {
+#pragma unroll 1
+      for (uint32_t i = 4 * team.thread; i < count; i += step) {
+        const auto counted = [&](uint32_t u) { return i + u < count ? counts[i + u] : 0; };
+        four(i, {counted(0), counted(1), counted(2), counted(3)});
+      }
+    }
   }
 };
 
@@ -99,13 +142,13 @@ __device__ __forceinline__ NoisyToken best_of_warp(const NoisyToken& mine) {
   return {static_cast<uint64_t>(high) << 32 | low, float_of_ordered(best)};
 }
 
-/* Returns the best of all compute threads in all of them. `room` has kComputeWarps entries. It must not be the one of the previous
+/* Returns the best of a team's threads in all of them. `room` has kComputeWarps entries. It must not be the one of the previous
  * call, because threads may still read that. */
-__device__ __forceinline__ NoisyToken best_of_block(Context& context, const NoisyToken& mine, NoisyToken* room) {
+__device__ __forceinline__ NoisyToken best_of_team(const Context& context, const Team& team, const NoisyToken& mine, NoisyToken* room) {
   const NoisyToken of_warp = best_of_warp(mine);
   if (context.lane == 0) room[context.warp] = of_warp;
-  context.sync();
-  return best_of_warp(context.lane < kComputeWarps ? room[context.lane] : NoisyToken{0, 0.0f});
+  team.sync();
+  return best_of_warp(context.lane < team.warps() ? room[team.first_warp() + context.lane] : NoisyToken{0, 0.0f});
 }
 
 /* For numbers below 2^58. */
@@ -121,22 +164,22 @@ struct SelectRoom {
   uint32_t digit, above, in_bin, taken;
 };
 
-/* All compute threads: calls each(i, key) for the `wanted` highest keys of key_at(0 .. count - 1); i counts them in no particular order.
+/* All threads of a team: calls each(i, key) for the `wanted` highest keys of key_at(0 .. count - 1); i counts them in no particular order.
  * Keys are distinct, except for keys of 0, which are left out. Returns the number of keys found. Goes digit by digit from the top until a
  * whole bin is taken. */
 template <typename KeyAt, typename Each>
-__device__ __forceinline__ uint32_t select_keys(Context& context, uint32_t count, uint32_t wanted, SelectRoom* room, KeyAt key_at, Each each) {
+__device__ __forceinline__ uint32_t select_keys(const Context& context, const Team& team, uint32_t count, uint32_t wanted, SelectRoom* room, KeyAt key_at, Each each) {
   uint64_t prefix = 0, mask = 0;
   uint32_t missing = wanted;
-  if (context.thread == 0) room->taken = 0;
+  if (team.thread == 0) room->taken = 0;
 #pragma unroll 1
   for (uint32_t shift = 64; count > wanted && shift > 0;) {
     shift -= 8;
-    room->bins[context.thread] = 0;
-    context.sync();
+    for (uint32_t b = team.thread; b < 256; b += team.threads()) room->bins[b] = 0;
+    team.sync();
 #pragma unroll 1
-    for (uint32_t first = 0; first < count; first += kComputeThreads) {
-      const uint32_t i = first + context.thread;
+    for (uint32_t first = 0; first < count; first += team.threads()) {
+      const uint32_t i = first + team.thread;
       const uint64_t key = i < count ? key_at(i) : 0;
       const bool here = key != 0 && (key & mask) == prefix;
       const uint32_t digit = here ? static_cast<uint32_t>(key >> shift) & 255u : 256u;
@@ -144,8 +187,8 @@ __device__ __forceinline__ uint32_t select_keys(Context& context, uint32_t count
       const uint32_t same = __match_any_sync(0xFFFFFFFFu, digit);
       if (here && context.lane == __ffs(same) - 1) atomicAdd(&room->bins[digit], __popc(same));
     }
-    context.sync();
-    if (context.warp == 0) {
+    team.sync();
+    if (team.warp == 0) {
       /* Each lane has eight bins; lane 0 has the highest. */
       uint32_t bin[8], own = 0;
 #pragma unroll
@@ -176,21 +219,21 @@ __device__ __forceinline__ uint32_t select_keys(Context& context, uint32_t count
         room->in_bin = missing;
       }
     }
-    context.sync();
+    team.sync();
     missing -= room->above;
     prefix |= static_cast<uint64_t>(room->digit) << shift;
     mask |= static_cast<uint64_t>(255u) << shift;
     if (room->in_bin == missing) break;
   }
-  context.sync();
+  team.sync();
 #pragma unroll 1
-  for (uint32_t i = context.thread; i < count; i += kComputeThreads) {
+  for (uint32_t i = team.thread; i < count; i += team.threads()) {
     const uint64_t key = key_at(i);
     if (key != 0 && key >= prefix) each(atomicAdd(&room->taken, 1u), key);
   }
-  context.sync();
+  team.sync();
   const uint32_t taken = room->taken;
-  context.sync(); /* the next call sets it to 0, maybe while a slower warp is still here */
+  team.sync(); /* the next call sets it to 0, maybe while a slower warp is still here */
   return taken;
 }
 
@@ -199,8 +242,8 @@ __device__ __forceinline__ void store_pair(uint32_t* list, uint32_t i, uint64_t 
   list[2 * i] = sampling::bits_of(sampling::value_of_key(key));
   list[2 * i + 1] = sampling::token_of_key(key);
 }
-__device__ __forceinline__ void fill_list(Context& context, uint32_t* list, uint32_t listed, uint32_t wanted) {
-  for (uint32_t i = listed + context.thread; i < wanted; i += kComputeThreads) {
+__device__ __forceinline__ void fill_list(const Team& team, uint32_t* list, uint32_t listed, uint32_t wanted) {
+  for (uint32_t i = listed + team.thread; i < wanted; i += team.threads()) {
     list[2 * i] = sampling::bits_of(-INFINITY);
     list[2 * i + 1] = MPK_SAMPLE_NO_TOKEN;
   }
@@ -248,25 +291,49 @@ __device__ __forceinline__ void store_head(uint32_t* record, uint64_t highest, u
                                                  none ? MPK_SAMPLE_NO_TOKEN : sampling::token_of_key(highest), count, 0);
 }
 
-/* A warp: hands the frontier of the `count` candidates at(0), at(1), ... to each(i, entry), the highest noisy value first and so
- * the lowest logit first, up to `most` of them. Returns their number, the same in all lanes. Each entry has the highest noisy value of the
- * tokens that precede the previous entry; `top`, the token with the highest logit, is the last one. */
-template <typename At, typename Each>
-__device__ __forceinline__ uint32_t frontier_of(uint32_t count, uint32_t most, uint64_t top, uint32_t lane, At at, Each each) {
+/* A warp: hands the frontier of the `count` candidates in `list` to each(i, entry), the highest noisy value first and so the lowest
+ * logit first, up to `most` of them. Returns their number; all lanes get the same. Each entry has the highest noisy value of the tokens
+ * that precede the previous entry; `top`, the token with the highest logit, is the last one. */
+template <typename Each>
+__device__ __forceinline__ uint32_t frontier_of(const NoisyToken* list, uint32_t count, uint32_t most, uint64_t top, uint32_t lane, Each each) {
+  /* Usually a lane's candidates fit into registers. */
+  constexpr uint32_t kOwn = 4;
+  uint64_t key[kOwn];
+  uint32_t noisy[kOwn];
+#pragma unroll
+  for (uint32_t h = 0; h < kOwn; ++h) {
+    const bool here = 32 * h + lane < count;
+    const NoisyToken own = list[here ? 32 * h + lane : 0];
+    key[h] = here ? own.key : 0;
+    noisy[h] = ordered(own.noisy);
+  }
   uint64_t floor = 0;
   uint32_t found = 0;
 #pragma unroll 1
   while (found < most && floor != top) {
-    NoisyToken next = {0, 0.0f};
-#pragma unroll 2
-    for (uint32_t i = lane; i < count; i += 32) {
-      const NoisyToken other = at(i);
-      if (other.key > floor && other.beats(next)) next = other;
+    uint64_t best_key = 0;
+    uint32_t best = 0;
+#pragma unroll
+    for (uint32_t h = 0; h < kOwn; ++h) {
+      const bool better = key[h] > floor && (noisy[h] > best || (noisy[h] == best && key[h] > best_key));
+      best_key = better ? key[h] : best_key;
+      best = better ? noisy[h] : best;
     }
-    const NoisyToken best = best_of_warp(next);
-    if (best.key == 0) break;
-    each(found, best);
-    floor = best.key;
+#pragma unroll 1
+    for (uint32_t i = 32 * kOwn + lane; i < count; i += 32) {
+      const NoisyToken other = list[i];
+      const uint32_t own = ordered(other.noisy);
+      if (other.key <= floor || own < best || (own == best && other.key <= best_key)) continue;
+      best_key = other.key;
+      best = own;
+    }
+    const uint32_t highest = warp_maximum(best);
+    if (highest == 0) break;
+    const uint32_t owners = __ballot_sync(0xFFFFFFFFu, best == highest);
+    floor = __shfl_sync(0xFFFFFFFFu, best_key, __ffs(static_cast<int>(owners)) - 1);
+    /* Of equal noisy values, the highest logit. */
+    if ((owners & (owners - 1)) != 0) floor = highest_of_warp(best == highest ? best_key : 0);
+    each(found, NoisyToken{floor, float_of_ordered(highest)});
     ++found;
   }
   return found;

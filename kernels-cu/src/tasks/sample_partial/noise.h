@@ -144,10 +144,9 @@ MPK_SAMPLE_FN uint32_t token_of_key(uint64_t key) { return ~static_cast<uint32_t
 /* e^(value - highest) in units of 2^-31, rounded. Sums of integers do not depend on their order or on how the vocabulary is
  * split. */
 MPK_SAMPLE_FN uint32_t weight(float value, float highest) {
-  if (value == highest) return 0x80000000u;
-  float x = value - highest;
+  float x = value == highest ? 0.0f : value - highest; /* also for infinite logits */
   x = x > -104.0f ? x : -104.0f;
-  const float n = rintf(product(x, 0x1.715476p+0f));
+  const float shifted = product(x, 0x1.715476p+0f) + 0x1.8p+23f, n = shifted - 0x1.8p+23f; /* the nearest whole number, also in the low bits */
   float r = multiply_add(n, -0x1.62e4p-1f, x);
   r = multiply_add(n, -0x1.7f7d1cp-20f, r);
   float p = 0x1.a01a02p-13f;
@@ -157,13 +156,14 @@ MPK_SAMPLE_FN uint32_t weight(float value, float highest) {
   p = multiply_add(p, r, 0x1.555556p-3f);
   p = multiply_add(p, r, 0.5f);
   p = multiply_add(p, product(r, r), r) + 1.0f;
-  const float scale = float_of(static_cast<uint32_t>(static_cast<int32_t>(n) + 31 + 127) << 23);
+  const float scale = float_of((bits_of(shifted) + 31 + 127) << 23);
   return static_cast<uint32_t>(product(p, scale) + 0.5f);
 }
 
 /* Whether min-p keeps a logit. */
 MPK_SAMPLE_FN bool passes_min_p(float value, float highest, const mpk_sampling& s) {
-  return value == highest || value - highest >= s.log_min_p;
+  const float below = value == highest ? 0.0f : value - highest;
+  return below >= s.log_min_p;
 }
 /* Whether top-p keeps a token, given the weight of all tokens before it and of all tokens that the other filters keep. */
 MPK_SAMPLE_FN bool passes_top_p(uint64_t before, uint64_t all, const mpk_sampling& s) {

@@ -105,7 +105,7 @@ struct SampleReduce : TaskCode {
       all = sum_of_warp(all);
       if (context.lane == 0) work->sums[context.warp] = all;
     }
-    best = best_of_block(context, best, work->warps[0]);
+    best = best_of_team(context, Team(context), best, work->warps[0]);
     const uint32_t first_token = best.key == 0 ? MPK_SAMPLE_NO_TOKEN : sampling::token_of_key(best.key);
     if (!frontier || context.warp != 0) return first_token;
     all = 0;
@@ -157,7 +157,7 @@ struct SampleReduce : TaskCode {
     uint64_t highest_key = 0;
 #pragma unroll 2
     for (uint32_t i = context.thread; i < count; i += kComputeThreads) highest_key = max(highest_key, key_at(i));
-    if (!select_few(context, count, s.top_k, highest_key, &work->few, key_at, [&](uint32_t i, uint64_t key) { keys[i] = key; }).in_order)
+    if (!select_few(context, Team(context), count, s.top_k, highest_key, &work->few, key_at, [&](uint32_t i, uint64_t key) { keys[i] = key; }).in_order)
       sort(context, keys, size);
 
     const uint64_t top = keys[0];
@@ -190,7 +190,7 @@ struct SampleReduce : TaskCode {
       if (candidate.beats(best)) best = candidate;
       before += weight_of(key, highest, s);
     }
-    best = best_of_block(context, best, work->warps[0]);
+    best = best_of_team(context, Team(context), best, work->warps[0]);
     return best.key == 0 ? MPK_SAMPLE_NO_TOKEN : sampling::token_of_key(best.key);
   }
 

@@ -180,6 +180,8 @@ impl Builder<'_> {
         let records = json!({"top_k": options.top_k, "slices": options.ranks, "tiles": options.argmax_tiles});
         let partials =
             self.graph.op("argmax_partial", "argmax_partial", &[logits], with_sampling(attrs(records)));
+        // All workers are needed for it, so it does not wait for the few that reduce.
+        let drawn = drawn.map(|drawn| (self.sample_weigh(options, &drawn), drawn));
         let (batch, top) = (u64::from(sizes.max_batch), u64::from(options.top_k.max(1)));
         let next_token = self.persistent("batch.next_token", DType::I32, vec![batch]);
         let best_token = match options.sampling {
@@ -206,8 +208,8 @@ impl Builder<'_> {
             &outputs,
             with_sampling(attrs(best)),
         );
-        if let Some(drawn) = drawn {
-            self.sample_rest(options, drawn, best_token, next_token);
+        if let Some((weighed, drawn)) = drawn {
+            self.sample_reduce(options, drawn, weighed, best_token, next_token);
         }
         if let Some(log_sum) = log_sum {
             let slices = attrs(json!({"slices": options.ranks}));
@@ -250,14 +252,25 @@ impl Builder<'_> {
         Drawn { logits, counts, records, lists }
     }
 
-    /// The other sampling steps. Greedy requests take their tokens from `greedy`.
-    fn sample_rest(&mut self, options: &GraphOptions, drawn: Drawn, greedy: TensorId, next_token: TensorId) {
+    /// The second pass over the logits, for requests whose filters need it.
+    fn sample_weigh(&mut self, options: &GraphOptions, drawn: &Drawn) -> TensorId {
+        let inputs = [drawn.records, drawn.logits, drawn.counts];
         let attrs = self.sampling_attrs(options);
-        let Drawn { logits, counts, records, lists } = drawn;
-        let lists = self.graph.op("sample_merge", "sample_merge", &[lists], attrs.clone());
-        let weighed =
-            self.graph.op("sample_weigh", "sample_weigh", &[records, logits, counts], attrs.clone());
-        let inputs = [records, weighed, lists, greedy];
+        self.graph.op("sample_weigh", "sample_weigh", &inputs, attrs)
+    }
+
+    /// The last sampling steps. Greedy requests take their tokens from `greedy`.
+    fn sample_reduce(
+        &mut self,
+        options: &GraphOptions,
+        drawn: Drawn,
+        weighed: TensorId,
+        greedy: TensorId,
+        next_token: TensorId,
+    ) {
+        let attrs = self.sampling_attrs(options);
+        let lists = self.graph.op("sample_merge", "sample_merge", &[drawn.lists], attrs.clone());
+        let inputs = [drawn.records, weighed, lists, greedy];
         self.graph.op_into("sample_reduce", "sample_reduce", &inputs, &[next_token], attrs);
     }
 
