@@ -80,6 +80,8 @@ if [[ ${CI:-} == true ]]; then
     export MPK_REQUIRE_NAMESPACES="${MPK_REQUIRE_NAMESPACES:-1}"
 fi
 cargo_options=(--workspace --release --locked)
+# Two for each core, see the profile.
+nextest_options=(--test-threads $((2 * $(nproc))))
 
 # Succeeds if a component of the toolchain can be used; rustup adds it if necessary.
 component() {
@@ -102,7 +104,8 @@ step_lint() { ! component clippy clippy || cargo clippy --quiet "${cargo_options
 step_doc() { RUSTDOCFLAGS="-D warnings" cargo doc --quiet --no-deps "${cargo_options[@]}"; }
 # cargo-deny checks the crates of all platforms; a build has fetched only those of this one.
 step_deny() { cargo fetch --quiet --locked && cargo deny --offline --log-level warn check bans licenses sources; }
-step_protocol() { sh kernels-cu/protocol/test/run.sh && sh kernels-cu/protocol/model/run.sh; }
+# Side by side; each has parts that need one core only.
+step_protocol() { printf 'kernels-cu/protocol/%s/run.sh\n' test model | xargs -P 2 -n 1 sh; }
 step_build() { cargo build --quiet "${cargo_options[@]}" --bins --examples; }
 step_doctest() { cargo test --quiet "${cargo_options[@]}" --doc; }
 # Not a member of the workspace; it uses the libraries that are built there.
@@ -118,7 +121,7 @@ sanitized() {
         echo "    skipped: cargo-nextest is not installed"
         return
     fi
-    MPK_SANITIZE=1 cargo nextest run "${cargo_options[@]}" --cargo-quiet --profile ci -E "$1"
+    MPK_SANITIZE=1 cargo nextest run "${cargo_options[@]}" --cargo-quiet --profile ci "${nextest_options[@]}" -E "$1"
 }
 step_package() { bash "$here/package_check.sh"; }
 step_test() {
@@ -132,7 +135,7 @@ step_test() {
     fi
     [[ $status == 0 || $status == 3 ]] || return "$status"
     if cargo nextest --version >/dev/null 2>&1; then
-        cargo nextest run "${cargo_options[@]}" --cargo-quiet --profile ci
+        cargo nextest run "${cargo_options[@]}" --cargo-quiet --profile ci "${nextest_options[@]}"
     else
         # One line at the end for all test binaries, as with nextest.
         cargo test --quiet "${cargo_options[@]}" --no-fail-fast --lib --bins --tests 2>&1 | awk '

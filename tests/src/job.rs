@@ -181,7 +181,7 @@ impl Job {
         self.clone().arg("--json").run().json()
     }
 
-    /// Starts it. One job runs at a time on this machine, so this may wait for another test.
+    /// Starts it, after the jobs of other tests if cargo test runs them (see [`Turn`]).
     ///
     /// # Panics
     /// There is no binary, or it could not be started.

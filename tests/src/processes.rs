@@ -65,13 +65,14 @@ pub(crate) fn status_bytes(pid: i32, field: &str) -> Option<u64> {
     Some(line.split_whitespace().next()?.parse::<u64>().ok()? << 10)
 }
 
-/// Whether a process without a mark has mapped the file `path`, so that the file belongs to another program.
-pub(crate) fn mapped_by_others(path: &str) -> bool {
+/// Whether a process without this mark has mapped the file `path`, so that the file belongs to another job or program.
+pub(crate) fn mapped_by_others(mark: &str, path: &str) -> bool {
+    let own = format!("{MARK}={mark}");
     let Ok(entries) = fs::read_dir("/proc") else { return false };
     entries.flatten().any(|entry| {
         let maps = fs::read_to_string(entry.path().join("maps")).unwrap_or_default();
         let environment = fs::read(entry.path().join("environ")).unwrap_or_default();
-        let marked = environment.split(|&b| b == 0).any(|v| v.starts_with(format!("{MARK}=").as_bytes()));
-        !marked && maps.lines().any(|line| line.ends_with(path))
+        !environment.split(|&b| b == 0).any(|v| v == own.as_bytes())
+            && maps.lines().any(|line| line.ends_with(path))
     })
 }

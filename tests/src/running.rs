@@ -176,8 +176,8 @@ impl Running {
                 before.map_or(Vec::new(), |before| shared_memory().difference(before).cloned().collect());
             // A file that another program has created meanwhile is not a leak of this job.
             in_shared_memory.retain(|name| {
-                let other =
-                    foreign.contains(name) || processes::mapped_by_others(&format!("/dev/shm/{name}"));
+                let other = foreign.contains(name)
+                    || processes::mapped_by_others(&self.mark, &format!("/dev/shm/{name}"));
                 if other {
                     foreign.insert(name.clone());
                 }

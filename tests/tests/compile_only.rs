@@ -2,8 +2,8 @@
 //! nothing is compiled the second time. Without CUDA's compiler the tests say so and pass. With
 //! `MPK_REQUIRE_CUDA=1`, which `scripts/test.sh` sets after it has installed one, they fail.
 
-use mpk_tests::Job;
 use mpk_tests::fixtures::Fixture;
+use mpk_tests::{Job, ModelFile};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -13,10 +13,18 @@ fn cubins(cache: &Path) -> Vec<PathBuf> {
     files.filter(|path| path.extension().is_some_and(|extension| extension == "cubin")).collect()
 }
 
-fn compiles(architecture: &str, arguments: &[&str]) {
+/// Few graph classes, so few kernel variants.
+fn small() -> ModelFile {
+    Fixture::open("tiny").model().set("max_batch", 1)
+}
+
+/// Its prompts run in the decode graphs: half of the variants. How puts are sent does not depend on the rest.
+fn smaller() -> ModelFile {
+    small().set("runtime.prefill_chunk", 1)
+}
+
+fn compiles(model: &ModelFile, architecture: &str, arguments: &[&str]) {
     let cache = tempfile::tempdir().expect("a temporary folder");
-    // Few graph classes, so few kernel variants.
-    let model = Fixture::open("tiny").model().set("max_batch", 1);
     let job = Job::alone()
         .arg(model.path())
         .args(arguments)
@@ -42,29 +50,30 @@ fn compiles(architecture: &str, arguments: &[&str]) {
 
 #[test]
 fn ampere_one_rank() {
-    compiles("sm_80", &["--device", "a100", "--ranks", "1"]);
+    compiles(&small(), "sm_80", &["--device", "a100", "--ranks", "1"]);
 }
 
 #[test]
 fn hopper_two_ranks_one_shot() {
-    compiles("sm_90a", &["--device", "h200", "--ranks", "2", "--allreduce", "one-shot"]);
+    compiles(&small(), "sm_90a", &["--device", "h200", "--ranks", "2", "--allreduce", "one-shot"]);
 }
 
 /// Linked to NVSHMEM's device library.
 #[test]
 fn hopper_two_ranks_through_nvshmem() {
-    compiles("sm_90a", &["--device", "h200", "--ranks", "2", "--transport", "nvshmem"]);
+    compiles(&smaller(), "sm_90a", &["--device", "h200", "--ranks", "2", "--transport", "nvshmem"]);
 }
 
 /// Puts through the hosts.
 #[test]
 fn hopper_two_ranks_by_their_hosts() {
-    compiles("sm_90a", &["--device", "h200", "--ranks", "2", "--transport", "host"]);
+    compiles(&smaller(), "sm_90a", &["--device", "h200", "--ranks", "2", "--transport", "host"]);
 }
 
 #[test]
 fn blackwell_two_ranks_dynamic_copies() {
     compiles(
+        &small(),
         "sm_100a",
         &["--device", "b200", "--ranks", "2", "--allreduce", "copy-reduce", "--placement", "dynamic"],
     );
