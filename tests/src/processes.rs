@@ -70,9 +70,11 @@ pub(crate) fn mapped_by_others(mark: &str, path: &str) -> bool {
     let own = format!("{MARK}={mark}");
     let Ok(entries) = fs::read_dir("/proc") else { return false };
     entries.flatten().any(|entry| {
-        let maps = fs::read_to_string(entry.path().join("maps")).unwrap_or_default();
+        // In this order: a process of this job that ends in between has no maps. One whose environment cannot be read is no other's.
         let environment = fs::read(entry.path().join("environ")).unwrap_or_default();
-        !environment.split(|&b| b == 0).any(|v| v == own.as_bytes())
-            && maps.lines().any(|line| line.ends_with(path))
+        let maps = fs::read_to_string(entry.path().join("maps")).unwrap_or_default();
+        let is_other =
+            !environment.is_empty() && !environment.split(|&b| b == 0).any(|v| v == own.as_bytes());
+        is_other && maps.lines().any(|line| line.ends_with(path))
     })
 }

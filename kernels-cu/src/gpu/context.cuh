@@ -11,7 +11,7 @@
  *   };
  *
  * - `run` calls `wait_inputs` exactly once: before it writes anything, and before it reads anything that another task
- *   writes. It may read constant operands earlier.
+ *   writes. It may read constant operands earlier, and use the work area.
  * - In `run`, every warp takes exactly the stages that `load` streams or `bring` brings.
  * - Threads leave `run` together. A thread that meets an error calls `fail` and continues to the next `sync` (or to the
  *   end of `run`). `sync` gives all threads the same code. If that is not MPK_OK, all of them return it.

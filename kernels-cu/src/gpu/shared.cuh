@@ -84,7 +84,7 @@ struct alignas(128) Shared {
   uint32_t left;                 /* 1: the compute warps have left; nobody takes from ring and slots any more */
   uint32_t streamed;             /* stages that the loader has started since the launch */
   uint32_t ring_is_full;         /* 1: the loader waits for a free stage */
-  uint32_t needs_noise;          /* 1: most tokens of the block's last part of sampled logits needed their noise. Only times depend on it */
+  uint32_t needs_noise;          /* 1: most tokens of the first thread needed their noise, in the block's last sampled logits. Only times depend on it */
   uint32_t published;            /* static placement, the block with the batch step: iterations that it has published since the launch */
   PreparedStep step;             /* the block with the batch step, or with a scheduler */
   uint32_t compute_state;        /* enum ComputeState, where kTellsState */

@@ -27,7 +27,7 @@ use taskgraph::{Attribute, AttributeKind, DType, Region, Sharding, Split, Target
 /// Capacity of a list of the highest logits: the largest `top_k` that is allowed together with a `top_p` below 1.
 pub const MOST_LISTED: u32 = MPK_SAMPLE_MOST_LISTED;
 
-/// Maximum number of columns of a part. The GPU code keeps the logits of two samples in shared memory.
+/// Maximum number of columns of a part. The GPU code has room for two samples of so many, or for four of half as many.
 pub(crate) const MOST_COLUMNS: u32 = 5376;
 /// Minimum number of columns of a part, if the rank has that many. With smaller parts there is only more to exchange.
 const FEWEST_COLUMNS: u64 = 2048;

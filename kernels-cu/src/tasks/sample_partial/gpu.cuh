@@ -122,15 +122,14 @@ struct SamplePartial : TaskCode {
       bests[context.warp] = best;
     }
     team.sync();
-    const bool has_warp = context.lane < team.warps();
-    const uint32_t of_lane = team.first_warp() + (has_warp ? context.lane : 0);
-    top = with_highest_key(has_warp ? tops[of_lane] : NoisyToken{0, 0.0f});
+    const NoisyToken none = {0, 0.0f};
+    top = with_highest_key(team.of_warps(tops, context.lane, none));
     uint32_t* record = reinterpret_cast<uint32_t*>(context.output(0).addr) + static_cast<uint64_t>(sample) * context.output(0).strides[2];
     if (!adds_noise(row) || top.key == 0) {
       if (team.thread == 0) store_head(record, top.key, 0);
       return;
     }
-    best = best_of_warp(has_warp ? bests[of_lane] : NoisyToken{0, 0.0f});
+    best = best_of_warp(team.of_warps(bests, context.lane, none));
     /* Nobody reads the counts of the samples before the last list_frontiers any more, since there was a barrier. */
     if (candidates.samples == 0 && team.thread < team.warps()) work->found[1 - candidates.turn][team.first_warp() + team.thread] = 0;
 
@@ -222,7 +221,7 @@ struct SamplePartial : TaskCode {
     candidates.turn ^= 1;
   }
 
-  /* The same for a sample whose candidates are too many for the pool: all threads compute the noise again for each entry. */
+  /* The same for a sample whose candidates are too many for the pool: all threads of the team compute the noise again for each entry. */
   static __device__ __forceinline__ void list_slowly(const Context& context, const Team& team, const SampleColumns& columns, const SampleRow& row, const float* value, uint64_t top,
                                                   uint32_t most, Work* work, uint32_t* record) {
     uint64_t floor = 0;

@@ -69,7 +69,7 @@ struct SampleColumns {
     return reinterpret_cast<const uint32_t*>(row_address(counts, row.slot));
   }
 
-  /* Processes a thread's own logits, and hands them to each(i, logit), in order. */
+  /* Processes a thread's own logits, and hands them to each(i, logit), in order; then what fills up the last four, -infinity. */
   template <typename Each>
   __device__ __forceinline__ void process(float* value, const Team& team, const uint32_t* counts, const mpk_sampling& s, Each each) const {
     const uint32_t step = 4 * team.threads();
@@ -148,7 +148,7 @@ __device__ __forceinline__ NoisyToken best_of_team(const Context& context, const
   const NoisyToken of_warp = best_of_warp(mine);
   if (context.lane == 0) room[context.warp] = of_warp;
   team.sync();
-  return best_of_warp(context.lane < team.warps() ? room[team.first_warp() + context.lane] : NoisyToken{0, 0.0f});
+  return best_of_warp(team.of_warps(room, context.lane, NoisyToken{0, 0.0f}));
 }
 
 /* For numbers below 2^58. */

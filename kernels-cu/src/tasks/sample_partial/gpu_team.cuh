@@ -32,6 +32,12 @@ class Team {
   /* The team's first warp among the compute warps. */
   __device__ __forceinline__ uint32_t first_warp() const { return index * warps(); }
 
+  /* What the warp of the team with this lane's number has written to `room`, which has an entry for each compute warp; other lanes get `none`. */
+  template <typename T>
+  __device__ __forceinline__ T of_warps(const T* room, uint32_t lane, const T& none) const {
+    return lane < warps() ? room[first_warp() + lane] : none;
+  }
+
   /* Barrier of the team's threads; orders their memory accesses. */
   __device__ __forceinline__ void sync() const { asm volatile("bar.sync %0,%1;" ::"r"(kFirstBarrier + index), "r"(threads()) : "memory"); }
 

@@ -69,7 +69,8 @@ struct SampleWeigh : TaskCode {
   static_assert(SampleColumns::kMost < 1u << 13, "the weight of a part's tokens is below 2^44");
 
   /* Adds up what is before each of `Entries` entries from `first` on. An entry's index counts from the highest logit. Returns the
-   * weight of the thread's tokens that min-p keeps. */
+   * weight of the thread's tokens that min-p keeps. What fills up the last four columns weighs nothing, unless all logits are -infinity:
+   * then the first token is drawn whatever the sum is. */
   template <uint32_t Entries>
   static __device__ __forceinline__ uint64_t add(const Context& context, const Team& team, const Pass& pass, uint32_t first, Work* work) {
     /* The tokens before an entry are before all that follow it, too, and hardly any are before the first few of many. */

@@ -68,11 +68,9 @@ __device__ __forceinline__ void join_frontiers(Context& context, const Team& tea
   }
   if (team.thread == 0) room.held[team.index] = 0;
   team.sync();
-  const bool has_warp = lane < team.warps();
-  const uint32_t of_lane = team.first_warp() + (has_warp ? lane : 0);
-  top = highest_of_warp(has_warp ? room.tops[of_lane] : 0);
-  best = best_of_warp(has_warp ? room.bests[of_lane] : NoisyToken{0, 0.0f});
-  most = min(warp_maximum(has_warp ? room.most[of_lane] : 0), MPK_SAMPLE_FRONTIER);
+  top = highest_of_warp(team.of_warps(room.tops, lane, uint64_t{0}));
+  best = best_of_warp(team.of_warps(room.bests, lane, NoisyToken{0, 0.0f}));
+  most = min(warp_maximum(team.of_warps(room.most, lane, 0u)), MPK_SAMPLE_FRONTIER);
 
   NoisyToken* list = room.list + team.index * (JoinRoom::kList >> team.shift());
   const uint32_t pairs = records.count * most;
