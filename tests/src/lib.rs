@@ -17,6 +17,7 @@ pub mod reference;
 pub mod run_json;
 pub mod server;
 pub mod task_graph;
+pub mod toolkit;
 
 mod capture;
 mod finished;

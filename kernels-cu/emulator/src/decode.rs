@@ -4,7 +4,7 @@ use crate::instruction::{Instruction, Op, Ty, WIDE};
 use crate::names::{Names, Range, Signature, Symbol};
 use crate::opcode;
 use crate::parse::{self, Function, Module, Raw, Statement, Variable};
-use crate::program::{Entry, Program, SPECIALS};
+use crate::program::{Entry, Program, SPECIALS, SUMS_AT_ONCE};
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -17,7 +17,9 @@ impl Program {
         let module = parse::parse(text)?;
         let mut decoder = Decoder::new(&module);
         decoder.module(&module)?;
-        Ok(decoder.finish(&module))
+        let mut program = decoder.finish(&module);
+        program.sums_at_once = text.lines().any(|line| line == SUMS_AT_ONCE);
+        Ok(program)
     }
 }
 
@@ -45,6 +47,7 @@ impl<'a> Decoder<'a> {
             local_bytes: 0,
             shared_bytes: 0,
             globals: Vec::new(),
+            sums_at_once: false,
         };
         Decoder { names: Names::new(program), labels: HashMap::new(), targets: HashMap::new() }
     }

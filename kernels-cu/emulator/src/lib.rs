@@ -28,4 +28,4 @@ mod warp;
 
 pub use launch::{Grid, Launch};
 pub use memory::Allocations;
-pub use program::Program;
+pub use program::{Program, SUMS_AT_ONCE};

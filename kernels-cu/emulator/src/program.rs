@@ -62,7 +62,12 @@ pub struct Program {
     pub(crate) shared_bytes: u64,
     /// Variables of the whole program. They never move, because their addresses are constants.
     pub(crate) globals: Vec<Box<[u64]>>,
+    /// Whether the sums of a `wgmma` can be read at once. PTX of a quick compile moves them to local memory before the kernel waits.
+    pub(crate) sums_at_once: bool,
 }
+
+/// A line of PTX for which `sums_at_once` holds.
+pub const SUMS_AT_ONCE: &str = "// sums of products can be read at once";
 
 impl Program {
     /// Instructions that would be errors if executed: opcode and line of the PTX.

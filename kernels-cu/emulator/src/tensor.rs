@@ -142,7 +142,11 @@ pub(crate) fn begin(c: &mut Context<'_>, i: &Instruction, kind: Together) -> Res
     let descriptor = [if a_shared { uniform(i.a)? } else { 0 }, uniform(i.b)?];
     let add = predicate != 0;
     wide.begun.push(Begun { instruction: *i, group: wide.groups, sums: first, descriptor, add, done: false });
-    if c.system.random().is_multiple_of(2) { multiply_all(c, u64::MAX) } else { Ok(()) }
+    match c.program.sums_at_once {
+        true => complete(c, u64::MAX),
+        false if c.system.random().is_multiple_of(2) => multiply_all(c, u64::MAX),
+        false => Ok(()),
+    }
 }
 
 pub(crate) fn commit(c: &mut Context<'_>) {
@@ -151,10 +155,14 @@ pub(crate) fn commit(c: &mut Context<'_>) {
 
 /// Waits until at most the latest `groups` are in flight.
 pub(crate) fn wait(c: &mut Context<'_>, groups: u64) -> Result<(), String> {
-    let Some(oldest) = c.warp.wide.groups.checked_sub(groups) else { return Ok(()) };
-    multiply_all(c, oldest)?;
+    c.warp.wide.groups.checked_sub(groups).map_or(Ok(()), |oldest| complete(c, oldest))
+}
+
+/// Completes the products of groups before `end`. Sums that no other product writes are in their registers then.
+fn complete(c: &mut Context<'_>, end: u64) -> Result<(), String> {
+    multiply_all(c, end)?;
     let wide = &mut c.warp.wide;
-    wide.begun.retain(|begun| begun.group >= oldest);
+    wide.begun.retain(|begun| begun.group >= end);
     let (kept, done): (Vec<Sums>, Vec<Sums>) =
         wide.sums.drain(..).partition(|sums| wide.begun.iter().any(|begun| begun.sums == sums.first));
     wide.sums = kept;

@@ -6,6 +6,7 @@
 mod common;
 
 use common::{Numbers, program, run_seeded};
+use emulator::SUMS_AT_ONCE;
 use std::fmt::Write;
 
 /// A random number that bf16 represents exactly.
@@ -78,8 +79,8 @@ fn swizzled(start: usize, row: usize, byte: usize) -> usize {
 }
 
 /// A warpgroup's product of 64 x 64 (four steps of 16 k) and 64 x `n`. B's rows in memory are columns of the product, or its
-/// k if `transposed`. `wait`: whether the sums are waited for.
-fn wide(n: usize, transposed: bool, wait: bool, seed: u64) -> (Vec<u32>, Vec<Vec<f64>>) {
+/// k if `transposed`. `wait`: whether the sums are waited for. `note`: a line of the PTX.
+fn wide(n: usize, transposed: bool, wait: bool, seed: u64, note: &str) -> (Vec<u32>, Vec<Vec<f64>>) {
     const START: usize = 2048;
     let mut numbers = Numbers(seed + 9);
     let (a, b) = (matrix(&mut numbers, 64, 64), matrix(&mut numbers, 64, n));
@@ -142,34 +143,42 @@ fn wide(n: usize, transposed: bool, wait: bool, seed: u64) -> (Vec<u32>, Vec<Vec
     for (i, sum) in sums.iter().enumerate() {
         let _ = writeln!(body, "st.global.f32 [%rd11+{}], {sum};", i * 4);
     }
-    let found = run_seeded(program("", &body), 1, 128, &input, 64 * n, seed).expect("a run");
+    let found = run_seeded(program(note, &body), 1, 128, &input, 64 * n, seed).expect("a run");
     let wanted = (0..64)
         .map(|row| (0..n).map(|c| (0..64).map(|k| f64::from(a[row][k]) * f64::from(b[k][c])).sum()).collect())
         .collect();
     (found, wanted)
 }
 
-#[test]
-fn a_warpgroups_product() {
-    for (n, transposed) in [(32, false), (64, false), (128, false), (64, true), (128, true)] {
-        for seed in 1..4 {
-            let (found, wanted) = wide(n, transposed, true, seed);
-            for (row, sums) in wanted.iter().enumerate() {
-                for (column, wanted) in sums.iter().enumerate() {
-                    let thread = row / 16 * 32 + row % 8 * 4 + column % 8 / 2;
-                    let register = column / 8 * 4 + row % 16 / 8 * 2 + column % 2;
-                    let what = format!("n {n}, transposed {transposed}: row {row}, column {column}");
-                    close(found[thread * n / 2 + register], *wanted, &what);
-                }
-            }
+/// Compares the sums of a warpgroup's threads with those that are wanted.
+fn compare(n: usize, found: &[u32], wanted: &[Vec<f64>], what: &str) {
+    for (row, sums) in wanted.iter().enumerate() {
+        for (column, wanted) in sums.iter().enumerate() {
+            let thread = row / 16 * 32 + row % 8 * 4 + column % 8 / 2;
+            let register = column / 8 * 4 + row % 16 / 8 * 2 + column % 2;
+            close(found[thread * n / 2 + register], *wanted, &format!("{what}: row {row}, column {column}"));
         }
     }
 }
 
 #[test]
-fn sums_are_nan_until_they_are_waited_for() {
-    let (found, _) = wide(64, false, false, 1);
+fn a_warpgroups_product() {
+    for (n, transposed) in [(32, false), (64, false), (128, false), (64, true), (128, true)] {
+        for seed in 1..4 {
+            let (found, wanted) = wide(n, transposed, true, seed, "");
+            compare(n, &found, &wanted, &format!("n {n}, transposed {transposed}"));
+        }
+    }
+}
+
+#[test]
+fn sums_are_nan_until_they_are_waited_for_unless_the_ptx_says_otherwise() {
+    let (found, _) = wide(64, false, false, 1, "");
     assert!(found.iter().all(|bits| f32::from_bits(*bits).is_nan()));
+    for wait in [false, true] {
+        let (found, wanted) = wide(64, false, wait, 1, &format!("\n{SUMS_AT_ONCE}\n"));
+        compare(64, &found, &wanted, "at once");
+    }
 }
 
 /// Four matrices stored transposed: register j of lane l holds row l / 4, columns l % 4 * 2 and the next, of matrix j,
