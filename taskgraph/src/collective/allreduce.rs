@@ -47,11 +47,10 @@ pub(crate) const JOINED_ROWS: Knob = Knob {
     about: "1: if rows of a sum stay with a rank, one task sums and norms them; 0: two tasks",
 };
 
-/// Whether producers write the tiles that ranks sum into the memory of these ranks. Not the default, because no machine with several GPUs
-/// has timed it yet.
+/// Whether producers write the tiles that ranks sum into the memory of these ranks.
 const STORED_TILES: Knob = Knob {
     name: "allreduce.stored_tiles",
-    default: 0,
+    default: 1,
     candidates: &[0, 1],
     about: "1: if ranks sum rows that they own, products write their tiles into the owners' memory; 0: copies bring them",
 };
