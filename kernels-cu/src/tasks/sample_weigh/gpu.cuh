@@ -22,17 +22,18 @@ struct SampleWeigh : TaskCode {
 
     Work* work = reinterpret_cast<Work*>(context.work());
     float* value = SampleColumns::share(work->value, team);
-    if (team.index < samples) columns.bring(value, team, context.input(1), team.index);
+    bool weighs = row.mode == sampling::kFrontier;
+    if (weighs && team.index < samples) columns.bring(value, team, context.input(1), team.index);
 #pragma unroll 1
     for (uint32_t sample = team.index; sample < samples; sample += team.count()) {
       const SampleRow next(context, first + sample + team.count(), kept); /* not needed yet: its loads are under way */
-      const bool weighs = row.mode == sampling::kFrontier;
       Joined& joined = work->joined[team.index];
       if (weighs) join_frontiers(context, team, SampleRecords(context.input(0), sample), work->join, joined);
       SampleColumns::arrive();
       uint64_t all = 0;
       if (weighs) all = one_sample(context, team, {columns, row, columns.counts_of(context.input(2), row), value, joined}, work);
-      if (sample + team.count() < samples) columns.bring(value, team, context.input(1), sample + team.count());
+      const bool weighs_next = next.mode == sampling::kFrontier;
+      if (weighs_next && sample + team.count() < samples) columns.bring(value, team, context.input(1), sample + team.count());
       if (weighs) {
         if (context.lane == 0) work->all[context.warp] = all;
         team.sync();
@@ -40,6 +41,7 @@ struct SampleWeigh : TaskCode {
         store(team, joined, work, record);
       }
       row = next;
+      weighs = weighs_next;
     }
     return MPK_OK;
   }
