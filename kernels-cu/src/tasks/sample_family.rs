@@ -78,8 +78,8 @@ fn sampling_workers(samples: u64, workers: u64) -> u64 {
     (workers - reduce).max(1)
 }
 
-/// The attribute `parts`, for graphs with room for `samples` samples. Each of a rank's `workers` has one task (or nearly each, `sampling_workers`), if the
-/// parts are not too wide then. Of the ways to share parts and samples among the workers, this is the one that takes the least time;
+/// The attribute `parts`, for graphs with room for `samples` samples. Each of a rank's `workers` has one task (or nearly each,
+/// `sampling_workers`), if the parts are not too wide then. Of the ways to share parts and samples among the workers, this is the one that takes the least time;
 /// of equal ones, the one with the fewest parts, since all parts' records are joined.
 pub fn parts(vocabulary: u64, world: u32, samples: u32, workers: u32) -> u32 {
     let share = vocabulary.div_ceil(u64::from(world.max(1)));
