@@ -1,9 +1,9 @@
 //! Runs the GPU's own code without a GPU: the emulator (`docs/emulator.md`) takes the place of the CUDA driver and runs
 //! nvcc's PTX of the kernel. The CPU target shares no code with it, so results on which both agree are taken as
 //! correct, and an error that the test puts into the sources is found. Without nvcc the tests say so and pass; with
-//! `MPK_REQUIRE_CUDA=1` they fail. Most of a test is one run of the compiler on one core, so tests run side by side. Tests of products
-//! and of prompts compile as on a GPU, the others with few optimizations, in a fifth of the time. Most tests that are not about prompts
-//! set `prefill_chunk` to `max_batch`: then prompts run in the decode graphs, and less than half is compiled.
+//! `MPK_REQUIRE_CUDA=1` they fail. Most of a test is one run of the compiler on one core, so tests run side by side. Tests of wide products
+//! and of prefill attention compile as on a GPU, the others with few optimizations, in a fifth of the time. Most tests that are not about
+//! prompts set `prefill_chunk` to `max_batch`: then prompts run in the decode graphs, and less than half is compiled.
 
 use mpk_tests::fixtures::Fixture;
 use mpk_tests::reference;

@@ -72,21 +72,14 @@ impl Numbers {
 /// What a sample costs in a task beside its columns, as if it had so many more of them: barriers, and what one warp does.
 const SAMPLE_COLUMNS: u64 = 1536;
 
-/// The workers that have a task of sampling. If there are few samples, as many other workers reduce the samples' candidates meanwhile.
-fn sampling_workers(samples: u64, workers: u64) -> u64 {
-    let reduce = if samples <= workers / 16 { samples } else { 0 };
-    (workers - reduce).max(1)
-}
-
-/// The attribute `parts`, for graphs with room for `samples` samples. Each of a rank's `workers` has one task (or nearly each,
-/// `sampling_workers`), if the parts are not too wide then. Of the ways to share parts and samples among the workers, this is the one that takes the least time;
+/// The attribute `parts`, for graphs with room for `samples` samples. Each of a rank's `workers` has one task, if the
+/// parts are not too wide then. Of the ways to share parts and samples among the workers, this is the one that takes the least time;
 /// of equal ones, the one with the fewest parts, since all parts' records are joined.
 pub fn parts(vocabulary: u64, world: u32, samples: u32, workers: u32) -> u32 {
     let share = vocabulary.div_ceil(u64::from(world.max(1)));
     let least = share.div_ceil(u64::from(MOST_COLUMNS - 16)).max(1); // parts differ by one unit of 16 columns
     let most = share.div_ceil(FEWEST_COLUMNS).max(least);
-    let samples = u64::from(samples.max(1));
-    let workers = sampling_workers(samples, u64::from(workers));
+    let (workers, samples) = (u64::from(workers.max(1)), u64::from(samples.max(1)));
     let cost = |parts: u64| {
         let groups = sample_groups(samples, parts, workers);
         let rounds = (parts * groups).div_ceil(workers);
@@ -150,8 +143,7 @@ pub(crate) fn part_tasks(
     let (slots, _) = contract::local_matrix(&op.inputs[input + 1])?;
     let first_token = op.input_ranges(input).first().map_or(0, |range| range.start as u32);
     let ranges = cut(columns, numbers.parts);
-    let workers = sampling_workers(u64::from(samples).max(1), u64::from(target.workers));
-    let groups = sample_groups(u64::from(samples), u64::from(numbers.parts), workers);
+    let groups = sample_groups(u64::from(samples), u64::from(numbers.parts), u64::from(target.workers));
     let each = u64::from(samples).div_ceil(groups.max(1)) as u32;
     let mut tasks = Vec::with_capacity(groups as usize * ranges.len());
     for first in (0..samples).step_by(each.max(1) as usize) {

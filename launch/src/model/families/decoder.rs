@@ -180,7 +180,7 @@ impl Builder<'_> {
         let records = json!({"top_k": options.top_k, "slices": options.ranks, "tiles": options.argmax_tiles});
         let partials =
             self.graph.op("argmax_partial", "argmax_partial", &[logits], with_sampling(attrs(records)));
-        // Nearly all workers are needed for it. The few that are left reduce the candidates of `argmax_partial` meanwhile.
+        // All workers are needed for it, so it does not wait for the few that reduce.
         let drawn = drawn.map(|drawn| (self.sample_weigh(options, &drawn), drawn));
         let (batch, top) = (u64::from(sizes.max_batch), u64::from(options.top_k.max(1)));
         let next_token = self.persistent("batch.next_token", DType::I32, vec![batch]);
