@@ -191,7 +191,7 @@ fn changing(emulator: &Emulator, name: &str, changes: &[(&str, &str, &str)]) -> 
 }
 
 /// Every way to choose a token, of several samples a task. So it is with so little room that the candidates of a sample do not fit and
-/// that lists are found digit by digit, by warps of which all but the first are slow. A wrong bound of the noise is seen.
+/// that lists are found digit by digit, by warps of which all but the first are slow. Candidates that get lost are seen.
 #[test]
 fn tokens_are_the_cpus_whatever_the_sampling() {
     let Some(emulator) = Emulator::quick() else { return };
@@ -246,8 +246,10 @@ fn tokens_are_the_cpus_whatever_the_sampling() {
         Vec::<&str>::new(),
         "little room"
     );
-    let wrong = changing(&emulator, "wrong", &[("src/tasks/sample_partial/noise.h", "110.212f", "107.0f")]);
-    assert_eq!(differing(&wrong, 1), settings[..1], "a wrong bound is not seen");
+    let from = "const uint32_t place = candidates.used";
+    let to = "if (sampling::key_of(own[u], columns.first_token + i + u) < top.key) continue; const uint32_t place = candidates.used";
+    let wrong = changing(&emulator, "wrong", &[(partial, from, to)]);
+    assert_eq!(differing(&wrong, 1), settings[..1], "lost candidates are not seen");
 }
 
 /// Two ranks whose kernels put through the hosts: frames in both directions, data before its signal, tokens exchanged.

@@ -315,7 +315,7 @@ typedef struct mpk_batch {
   uint32_t epoch;     /* number of runs of this graph, including this one */
   uint32_t num_rows, num_samples, num_active, prompt_rows;
   uint32_t stop;      /* 1: there is no further iteration; leave */
-  uint64_t hash;      /* of the batch state; travels with the argmax exchange */
+  uint64_t hash;      /* of the batch state; travels with the candidates for tokens */
   int32_t* row_token;    /* [max_rows] */
   int32_t* row_active;   /* [max_rows] active slot of the row */
   int32_t* row_position; /* [max_rows] */

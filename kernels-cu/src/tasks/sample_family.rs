@@ -1,6 +1,7 @@
 //! What the sampling operators share: `sample_partial`, `sample_merge`, `sample_weigh` and `sample_reduce`.
 //!
-//! They find the token of each sample whose request is not greedy. Each rank looks at its columns of the logits only.
+//! They find the token of each sample, also of greedy ones: a graph that has them takes the tokens from nothing else.
+//! Each rank looks at its columns of the logits only.
 //! The order is: penalties, temperature, min-p, top-k, top-p, noise.
 //!
 //! 1. `sample_partial` processes, for each sample and part of the columns, the logits and adds noise. It finds the
@@ -9,7 +10,7 @@
 //!    value among any number of first tokens is in the frontier, which has about ten entries. For a request with both
 //!    top-k and top-p, it returns the `top_k` highest logits instead.
 //! 2. `sample_weigh`, the second pass, joins all ranks' frontiers. For each entry it returns the number and the weight
-//!    of the part's tokens before it. `sample_merge` joins the lists of a rank's parts.
+//!    of the part's tokens before it. A single entry, the highest logit, is drawn anyway and needs none. `sample_merge` joins the lists of a rank's parts.
 //! 3. `sample_reduce` adds these up, and takes the last entry of the frontier that the filters keep.
 //!
 //! So two small exchanges give the exact result for any logits and any number of tokens that a filter keeps. Weights
@@ -72,10 +73,12 @@ impl Numbers {
 /// What a sample costs in a task beside its columns, as if it had so many more of them: barriers, and what one warp does.
 const SAMPLE_COLUMNS: u64 = 1536;
 
-/// The attribute `parts`, for graphs with room for `samples` samples. Each of a rank's `workers` has one task, if the
-/// parts are not too wide then. Of the ways to share parts and samples among the workers, this is the one that takes the least time;
-/// of equal ones, the one with the fewest parts, since all parts' records are joined.
-pub fn parts(vocabulary: u64, world: u32, samples: u32, workers: u32) -> u32 {
+/// The attribute `parts`, for graphs with room for `samples` samples, whose logits come in `tiles` tiles of columns a rank.
+/// Each of a rank's `workers` has one task, if the parts are not too wide then. Of the ways to share parts and samples among
+/// the workers, this is the one that takes the least time; of equal ones, the one with the fewest parts, since all parts'
+/// records are joined. If it can, a part ends where a tile does: it then waits for its own tiles only. Otherwise the builder
+/// may join the events of neighbours, up to one event of all tiles.
+pub fn parts(vocabulary: u64, world: u32, samples: u32, workers: u32, tiles: u32) -> u32 {
     let share = vocabulary.div_ceil(u64::from(world.max(1)));
     let least = share.div_ceil(u64::from(MOST_COLUMNS - 16)).max(1); // parts differ by one unit of 16 columns
     let most = share.div_ceil(FEWEST_COLUMNS).max(least);
@@ -85,7 +88,8 @@ pub fn parts(vocabulary: u64, world: u32, samples: u32, workers: u32) -> u32 {
         let rounds = (parts * groups).div_ceil(workers);
         rounds * samples.div_ceil(groups) * (share.div_ceil(parts) + SAMPLE_COLUMNS)
     };
-    (least..=most).min_by_key(|&parts| (cost(parts), parts)).unwrap_or(least) as u32
+    let cuts_tiles = |parts: u64| u64::from(tiles) % parts != 0;
+    (least..=most).min_by_key(|&parts| (cuts_tiles(parts), cost(parts), parts)).unwrap_or(least) as u32
 }
 
 /// The samples are processed in so many groups, a task for each part and group: one task for each worker, or a few less.

@@ -126,8 +126,8 @@ fn check_batch_rows(model: &ModelJson, graph: &OpGraph) -> Result<(), AppError> 
     for op in &graph.ops {
         let (dim, wanted) = match op.op_type.as_str() {
             "attention" => (0, graph.capacity.rows),
-            "argmax_partial" => (0, graph.capacity.samples),
-            "argmax_reduce" => (2, graph.capacity.samples),
+            "argmax_partial" | "sample_partial" => (0, graph.capacity.samples),
+            "argmax_reduce" | "sample_reduce" => (2, graph.capacity.samples),
             _ => continue,
         };
         let Some(tensor) = op.inputs.first().map(|&t| &graph.tensors[t as usize]) else { continue };

@@ -7,7 +7,7 @@ namespace mpk {
 namespace gpu {
 
 /* Of the `Kept` candidates that a record has room for. Requests that want no log-probabilities need one, for the greedy token, or
- * none, if the token is `Sampled`. The request is constant during an iteration, so this may be read before the task's events. */
+ * none, if the sampling operators find it (`Sampled`). The request is constant during an iteration, so this may be read before the task's events. */
 template <uint32_t Kept, bool Sampled>
 __device__ __forceinline__ uint32_t wanted_candidates(const Context& context, uint32_t sample) {
   if constexpr (Kept == 1 && !Sampled) {
@@ -16,9 +16,9 @@ __device__ __forceinline__ uint32_t wanted_candidates(const Context& context, ui
     const mpk_batch* batch = context.batch();
     if (batch->sampling == nullptr) return Kept;
     if (sample >= batch->num_samples) return 1; /* its row is written for the sake of its tags only */
-    const mpk_sampling& request = batch->sampling[Context::active(static_cast<uint32_t>(batch->sample_active[sample])).slot];
-    const uint32_t wanted = request.logprobs, least = Sampled && (request.flags & MPK_SAMPLING_ON) != 0 ? 0 : 1;
-    return wanted < least ? least : wanted < Kept ? wanted : Kept;
+    const uint32_t wanted = batch->sampling[Context::active(static_cast<uint32_t>(batch->sample_active[sample])).slot].logprobs;
+    constexpr uint32_t kLeast = Sampled ? 0 : 1;
+    return wanted < kLeast ? kLeast : wanted < Kept ? wanted : Kept;
   }
 }
 

@@ -10,8 +10,8 @@
 //!
 //! Attributes: `top_k` (default 0), `slices` (the number of ranks; default 1), `tiles` (column tiles per rank, the same
 //! number on all ranks; [`tiles`] computes it; default 1), `vocab_size` (columns from there on are padding; default:
-//! all columns), `sampled` (default false: requests that are not greedy get their token from the sampling operators, so
-//! without log-probabilities their columns are not looked at, and their records have no candidates).
+//! all columns), `sampled` (default false: the sampling operators find the tokens, so the columns of requests without
+//! log-probabilities are not looked at, and their records have no candidates).
 //!
 //! One task per tile: arguments `[tile, first global token, columns, 0..]`. A tile without columns has no input and
 //! writes records without candidates.

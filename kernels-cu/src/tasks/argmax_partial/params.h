@@ -6,7 +6,7 @@
 
 typedef struct mpk_argmax_partial_params {
   uint32_t kept;    /* candidates of a record: max(1, top_k) */
-  uint32_t sampled; /* 1: requests that are not greedy get their token from other tasks */
+  uint32_t sampled; /* 1: other tasks find the tokens, so only log-probabilities need candidates */
 } mpk_argmax_partial_params;
 
 /* A record: hash of the batch state (low, high), maximum (f32), sum of exp(x - maximum) (f32), then `kept` pairs

@@ -15,12 +15,12 @@ struct Row {
 };
 
 static inline Row row_of(const mpk_kernel_args* args, uint32_t sample, uint32_t kept) {
-  Row row = {kOff, {}, 0, 0};
+  Row row = {kUnused, {}, 0, 0};
   const mpk_batch* batch = args->batch;
-  if (sample >= batch->num_samples || batch->sampling == nullptr) return row;
+  if (sample >= batch->num_samples) return row;
   const uint32_t active = static_cast<uint32_t>(batch->sample_active[sample]);
   row.slot = static_cast<uint32_t>(batch->active_slot[active]);
-  row.sampling = taken(batch->sampling[row.slot], kept);
+  row.sampling = taken(batch->sampling == nullptr ? mpk_sampling{} : batch->sampling[row.slot], kept);
   row.position = static_cast<uint32_t>(batch->active_context[active] + batch->active_num_rows[active]);
   row.mode = mode_of(row.sampling, kept);
   return row;

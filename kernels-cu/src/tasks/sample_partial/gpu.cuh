@@ -36,7 +36,7 @@ struct SamplePartial : TaskCode {
       const SampleRow next(context, first + sample + team.count(), kept); /* not needed yet: its loads are under way */
       SampleColumns::arrive();
       if (row.mode == sampling::kImpossible) context.fail(MPK_ABORT_KERNEL);
-      else if (row.mode != sampling::kOff) one_sample(context, team, columns, row, sample, bounded, value, work, candidates);
+      else one_sample(context, team, columns, row, sample, bounded, value, work, candidates);
       bounded = false;
       if (sample + team.count() < samples) columns.bring(value, team, context.input(0), sample + team.count());
       if (candidates.samples == team.warps() || candidates.used > (kPool >> team.shift()) / 2) list_frontiers(context, team, work, candidates);
@@ -91,6 +91,7 @@ struct SamplePartial : TaskCode {
                                                     bool bounded, float* value, Work* work, Candidates& candidates) {
     const mpk_sampling& s = row.sampling;
     const uint32_t threads = team.threads();
+    uint32_t* record = reinterpret_cast<uint32_t*>(context.output(0).addr) + static_cast<uint64_t>(sample) * context.output(0).strides[2];
     float highest = -INFINITY;
     uint32_t at = 4 * team.thread;
     columns.process(value, team, columns.counts_of(context.input(1), row), s, [&](uint32_t i, float own) {
@@ -101,6 +102,7 @@ struct SamplePartial : TaskCode {
     });
     NoisyToken mine = {4 * team.thread < columns.count ? sampling::key_of(highest, columns.first_token + at) : 0, highest};
     if (row.mode == sampling::kList) {
+      if (team.thread == 0) store_head(context, record, 0, 0);
       const mpk_operand& lists = context.output(1); /* [1, 1, samples, words] */
       uint32_t* list = reinterpret_cast<uint32_t*>(lists.addr) + static_cast<uint64_t>(sample) * lists.strides[2];
       const uint32_t log_threads = team.log_threads(), fours = (columns.count + 4 * threads - 1) / (4 * threads);
@@ -124,9 +126,8 @@ struct SamplePartial : TaskCode {
     team.sync();
     const NoisyToken none = {0, 0.0f};
     top = with_highest_key(team.of_warps(tops, context.lane, none));
-    uint32_t* record = reinterpret_cast<uint32_t*>(context.output(0).addr) + static_cast<uint64_t>(sample) * context.output(0).strides[2];
     if (!adds_noise(row) || top.key == 0) {
-      if (team.thread == 0) store_head(record, top.key, 0);
+      if (team.thread == 0) store_head(context, record, top.key, 0);
       return;
     }
     best = best_of_warp(team.of_warps(bests, context.lane, none));
@@ -215,7 +216,7 @@ struct SamplePartial : TaskCode {
                                          [&](uint32_t i, const NoisyToken& entry) {
                                            if (context.lane == 0) store_entry(candidates.record, i, entry);
                                          });
-      if (context.lane == 0) store_head(candidates.record, candidates.top, count);
+      if (context.lane == 0) store_head(context, candidates.record, candidates.top, count);
     }
     candidates.samples = candidates.used = 0;
     candidates.turn ^= 1;
@@ -245,7 +246,7 @@ struct SamplePartial : TaskCode {
       floor = best.key;
       ++count;
     }
-    if (team.thread == 0) store_head(record, top, count);
+    if (team.thread == 0) store_head(context, record, top, count);
     team.sync(); /* the next sample writes to `bests` */
   }
 };

@@ -13,13 +13,13 @@ struct SampleRow {
   mpk_sampling sampling;
   uint32_t mode, position, slot;
 
-  __device__ __forceinline__ SampleRow(const Context& context, uint32_t sample, uint32_t kept) : sampling{}, mode(sampling::kOff), position(0), slot(0) {
+  __device__ __forceinline__ SampleRow(const Context& context, uint32_t sample, uint32_t kept) : sampling{}, mode(sampling::kUnused), position(0), slot(0) {
     const mpk_batch* batch = context.batch();
-    if (sample >= context.slot->num_samples || batch->sampling == nullptr) return;
+    if (sample >= context.slot->num_samples) return;
     const Context::Active active = Context::active(static_cast<uint32_t>(batch->sample_active[sample]));
     slot = active.slot;
     position = active.context + active.num_rows;
-    sampling = sampling::taken(batch->sampling[slot], kept);
+    sampling = sampling::taken(batch->sampling == nullptr ? mpk_sampling{} : batch->sampling[slot], kept);
     mode = sampling::mode_of(sampling, kept);
   }
 };
@@ -273,7 +273,7 @@ struct SampleRecords {
 
 /* The head of a record of sample_partial, and its entry `i`: token and noisy value. */
 static_assert(MPK_SAMPLE_ENTRIES == 4 && MPK_SAMPLE_ENTRY_WORDS == 4 && MPK_SAMPLE_WORDS % 4 == 0, "16 bytes each");
-static_assert(MPK_SAMPLE_HIGHEST == 0 && MPK_SAMPLE_HIGHEST_TOKEN == 1 && MPK_SAMPLE_COUNT == 2, "words of the head");
+static_assert(MPK_SAMPLE_HIGHEST == 0 && MPK_SAMPLE_HIGHEST_TOKEN == 1 && MPK_SAMPLE_COUNT == 2 && MPK_SAMPLE_HASH == 3, "words of the head");
 __device__ __forceinline__ uint4 head_of(const uint32_t* record) { return *reinterpret_cast<const uint4*>(record); }
 __device__ __forceinline__ uint4 entry_words(const uint32_t* record, uint32_t i) { return *reinterpret_cast<const uint4*>(record + MPK_SAMPLE_ENTRIES + i * MPK_SAMPLE_ENTRY_WORDS); }
 __device__ __forceinline__ NoisyToken entry_of(const uint4& words) {
@@ -285,10 +285,11 @@ __device__ __forceinline__ void store_entry(uint32_t* record, uint32_t i, const 
   *reinterpret_cast<uint4*>(record + MPK_SAMPLE_ENTRIES + i * MPK_SAMPLE_ENTRY_WORDS) =
       make_uint4(sampling::bits_of(sampling::value_of_key(entry.key)), sampling::bits_of(entry.noisy), sampling::token_of_key(entry.key), 0);
 }
-__device__ __forceinline__ void store_head(uint32_t* record, uint64_t highest, uint32_t count) {
+__device__ __forceinline__ void store_head(const Context& context, uint32_t* record, uint64_t highest, uint32_t count) {
   const bool none = highest == 0;
   *reinterpret_cast<uint4*>(record) = make_uint4(sampling::bits_of(none ? -INFINITY : sampling::value_of_key(highest)),
-                                                 none ? MPK_SAMPLE_NO_TOKEN : sampling::token_of_key(highest), count, 0);
+                                                 none ? MPK_SAMPLE_NO_TOKEN : sampling::token_of_key(highest), count,
+                                                 sampling::folded(context.slot->batch_hash));
 }
 
 /* A warp: hands the frontier of the `count` candidates in `list` to each(i, entry), the highest noisy value first and so the lowest

@@ -69,11 +69,11 @@ uint32_t list_frontier(const Columns& columns, const float* values, uint64_t hig
 }
 
 int partial_of(const mpk_kernel_args* args, const Row& row, uint32_t sample) {
-  if (row.mode == kOff) return MPK_OK;
   if (row.mode == kImpossible) return MPK_ABORT_KERNEL;
   const mpk_operand &records = args->outputs[0], &lists = args->outputs[1]; // [1, 1, samples, words]
   const Columns columns(args, row, sample, 0);
   uint32_t* record = reinterpret_cast<uint32_t*>(records.addr) + uint64_t{sample} * records.strides[2];
+  record[MPK_SAMPLE_HASH] = folded(args->batch->hash);
   if (row.mode == kList) {
     uint32_t* list = reinterpret_cast<uint32_t*>(lists.addr) + uint64_t{sample} * lists.strides[2];
     list_highest(columns, row.sampling, reinterpret_cast<uint64_t*>(args->scratch), list);

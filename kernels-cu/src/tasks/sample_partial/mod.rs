@@ -6,7 +6,7 @@
 //! token) of the highest processed logits, as many as the request's `top_k`, in no order, filled with (-infinity, no
 //! token).
 //!
-//! For a greedy request nothing is written. One task per part and some samples; `sample_family.rs` defines the arguments.
+//! A greedy request's logits stay as they are. One task per part and some samples; `sample_family.rs` defines the arguments.
 
 use crate::abi::{MPK_SAMPLE_WORDS, mpk_sample_partial_params, mpk_task_sample_partial, params_words};
 use crate::registry::{GpuSite, Registration};

@@ -170,10 +170,13 @@ MPK_SAMPLE_FN bool passes_top_p(uint64_t before, uint64_t all, const mpk_samplin
   return s.top_p >= 1.0f || static_cast<double>(before) < static_cast<double>(s.top_p) * static_cast<double>(all);
 }
 
+/* What a record says of the batch state's hash. */
+MPK_SAMPLE_FN uint32_t folded(uint64_t hash) { return static_cast<uint32_t>(hash) ^ static_cast<uint32_t>(hash >> 32); }
+
 /* How the token of a request is chosen. */
 enum Mode : uint32_t {
-  kOff = 0,     /* greedy */
-  kHighest = 1, /* the highest processed logit */
+  kUnused = 0,  /* there is no request */
+  kHighest = 1, /* the highest processed logit: greedy requests */
   kDraw = 2,    /* the highest noisy value */
   kList = 3,    /* top-k that is small or meets top-p: from a list of the top_k highest logits */
   kFrontier = 4 /* other filters: from the frontier, and the weight of all tokens before each of its entries */
@@ -182,14 +185,18 @@ enum Mode : uint32_t {
 constexpr uint32_t kShortList = 64;
 constexpr uint32_t kImpossible = 5; /* the host should have refused the request */
 
-/* A request as the kernel uses it. A top_k above the number of tokens keeps all of them. */
+/* A request as the kernel uses it. A top_k above the number of tokens keeps all of them. The numbers of a request without
+ * sampling are 0, so its logits stay as they are. */
 MPK_SAMPLE_FN mpk_sampling taken(mpk_sampling s, uint32_t kept) {
+  if ((s.flags & MPK_SAMPLING_ON) == 0) {
+    s.flags = 0;
+    s.inverse_temperature = 1.0f;
+  }
   if (kept < MPK_SAMPLE_MOST_LISTED && s.top_k > kept) s.top_k = kept;
   return s;
 }
 
 MPK_SAMPLE_FN uint32_t mode_of(const mpk_sampling& s, uint32_t kept) {
-  if ((s.flags & MPK_SAMPLING_ON) == 0) return kOff;
   if ((s.flags & MPK_SAMPLING_NOISE) == 0) return kHighest;
   if (s.top_k == 0 && s.top_p >= 1.0f && !(s.log_min_p > -INFINITY)) return kDraw;
   if (s.top_k == 0 || (s.top_p >= 1.0f && s.top_k > kShortList)) return kFrontier;

@@ -19,13 +19,15 @@ typedef struct mpk_sample_partial_params {
  * has at most 1 + 1/2 + ... + 1/V tokens on average; with 150,000 it has more than 64 in one of 10^22 draws. */
 #define MPK_SAMPLE_FRONTIER 64u
 
-/* A record: the highest logit with its token, the number of entries, a word without meaning, then entries (logit, noisy
- * value, token, a word without meaning) of the part's frontier, the highest noisy value first, so the lowest logit first. Its head
- * and each entry have 16 bytes, which are loaded at once. */
+/* A record: the highest logit with its token, the number of entries, the two halves of the batch state's hash, one xor the other,
+ * then entries (logit, noisy value, token, a word without meaning) of the part's frontier, the highest noisy value first, so the
+ * lowest logit first. Its head and each entry have 16 bytes, which are loaded at once. For a request that takes lists, the hash is
+ * all that a record says. */
 enum mpk_sample_record {
   MPK_SAMPLE_HIGHEST = 0,
   MPK_SAMPLE_HIGHEST_TOKEN = 1,
   MPK_SAMPLE_COUNT = 2,
+  MPK_SAMPLE_HASH = 3,
   MPK_SAMPLE_ENTRIES = 4,
   MPK_SAMPLE_ENTRY_WORDS = 4,
   MPK_SAMPLE_WORDS = 4 + 4 * 64,

@@ -174,12 +174,24 @@ fn all_levels_give_the_same_tokens() {
 }
 
 #[test]
-fn greedy_requests_keep_the_greedy_token() {
-    let off = mpk_sampling { flags: 0, ..plain(1) };
-    let case = Case::new(vec![logits(5, 99, 3.0); 3], vec![off, plain(3), off], &[1, 2, 3]);
-    let tokens = sample(&case, 1, 2).0;
-    assert_eq!((tokens[0], tokens[2]), (7000, 7002));
-    assert!(tokens[1] < 99);
+fn greedy_requests_get_the_highest_logit_and_of_equal_ones_the_first() {
+    // As the host writes it: without sampling, all numbers are 0.
+    let off =
+        mpk_sampling { seed: 0, flags: 0, inverse_temperature: 0.0, top_p: 0.0, log_min_p: 0.0, ..plain(1) };
+    let mut row = logits(5, 99, 3.0);
+    row[40] = 3.5;
+    row[70] = 3.5;
+    let zeros: Vec<f32> =
+        (0..99).map(|i| if i < 9 { -1.0 } else { -0.0 * (i as f32) + 0.0 * (i % 2) as f32 }).collect();
+    for world in [1, 2, 4] {
+        let mut case =
+            Case::new(vec![row.clone(), row.clone(), zeros.clone()], vec![off, plain(3), off], &[1, 2, 3]);
+        let tokens = sample(&case, world, 2).0;
+        assert_eq!((tokens[0], tokens[2]), (40, 9));
+        assert!(tokens[1] < 99);
+        case.batch.sampling.clear(); // a batch without sampled requests
+        assert_eq!(sample(&case, world, 2).0, [40, 40, 9]);
+    }
 }
 
 #[test]
@@ -325,8 +337,8 @@ fn parts_fit_the_gpu_s_memory_and_keep_its_workers_busy() {
     for vocabulary in [99u64, 32_000, 128_256, 151_936, 262_144] {
         for world in [1, 2, 4, 8] {
             for samples in [1, 2, 8, 64] {
-                for workers in [1, 2, 132] {
-                    let parts = super::parts(vocabulary, world, samples, workers);
+                for (workers, tiles) in [(1, 1), (2, 8), (132, 132), (132, 131)] {
+                    let parts = super::parts(vocabulary, world, samples, workers, tiles);
                     let share = vocabulary.div_ceil(u64::from(world)).next_multiple_of(16) + 16;
                     let widest = crate::tasks::argmax_partial::cut(share as u32, parts);
                     let widest = widest.iter().map(|r| r.end - r.start).max().unwrap();
@@ -338,15 +350,17 @@ fn parts_fit_the_gpu_s_memory_and_keep_its_workers_busy() {
             }
         }
     }
-    assert_eq!(super::parts(151_936, 1, 1, 132), 75); // no part is narrower than 2,048 columns
-    assert_eq!(super::parts(151_936, 4, 8, 132), 16);
+    assert_eq!(super::parts(151_936, 1, 1, 132, 131), 75); // no part is narrower than 2,048 columns
+    assert_eq!(super::parts(151_936, 1, 1, 132, 132), 66); // each has two tiles
+    assert_eq!(super::parts(151_936, 4, 8, 132, 131), 16);
+    assert_eq!(super::parts(151_936, 4, 8, 132, 132), 12);
 }
 
 /// Every sample and part has one task, and a worker of an H100 has one task, whatever the batch.
 #[test]
 fn a_worker_has_one_task_of_some_samples() {
-    for (samples, parts, tasks) in [(1, 75, 75), (2, 66, 132), (8, 33, 132), (32, 33, 132), (128, 33, 132)] {
-        assert_eq!(super::parts(151_936, 1, samples, 132), parts, "{samples} samples");
+    for (samples, parts, tasks) in [(1, 66, 66), (2, 66, 132), (8, 33, 132), (32, 33, 132), (128, 33, 132)] {
+        assert_eq!(super::parts(151_936, 1, samples, 132, 132), parts, "{samples} samples");
         let attrs = json!({"slices": 1, "parts": parts, "kept": 1024}).as_object().unwrap().clone();
         let matrix =
             |rows| TensorType { dtype: DType::F32, dims: vec![u64::from(rows), 151_936], rows: Rows::Fixed };

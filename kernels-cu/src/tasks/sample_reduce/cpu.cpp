@@ -101,10 +101,13 @@ extern "C" int mpk_task_sample_reduce(const mpk_kernel_args* args) {
   const uint32_t kept = reinterpret_cast<const mpk_sample_reduce_params*>(args->params)->kept;
   const uint32_t sample = static_cast<uint32_t>(args->task->args[3]);
   if (sample >= args->batch->num_samples) return MPK_OK;
+  const uint32_t hash = folded(args->batch->hash);
+  bool agree = true;
+  each_record(args->inputs[0], [&](const uint32_t* record) { agree = agree && record[MPK_SAMPLE_HASH] == hash; });
+  if (!agree) return MPK_ABORT_DIVERGED;
   const Row row = row_of(args, sample, kept);
   uint32_t token = MPK_SAMPLE_NO_TOKEN;
   switch (row.mode) {
-    case kOff: token = *reinterpret_cast<const uint32_t*>(args->inputs[3].addr); break;
     case kHighest: token = highest_token(args->inputs[0]); break;
     case kDraw: token = highest_noisy(args->inputs[0]); break;
     case kList: token = from_list(args->inputs[2], row, reinterpret_cast<uint64_t*>(args->scratch)); break;

@@ -19,8 +19,7 @@ struct SampleReduce : TaskCode {
 
     Work* work = reinterpret_cast<Work*>(context.work());
     uint32_t token = MPK_SAMPLE_NO_TOKEN;
-    if (row.mode == sampling::kOff) token = *reinterpret_cast<const uint32_t*>(context.input(3).addr);
-    else if (row.mode == sampling::kList) token = from_list(context, row, work);
+    if (row.mode == sampling::kList) token = from_list(context, row, work);
     else token = from_records(context, row, work);
     if (context.thread == 0) {
       if (token == MPK_SAMPLE_NO_TOKEN) context.fail(MPK_ABORT_KERNEL);
@@ -46,6 +45,11 @@ struct SampleReduce : TaskCode {
     FewRoom few;
   };
   static_assert(sizeof(Work) <= kWorkBytes, "the work area is too small");
+
+  /* Ranks whose batch states differ must not go on. */
+  static __device__ __forceinline__ void compare_hash(Context& context, const uint4& head) {
+    if (head.w != sampling::folded(context.slot->batch_hash)) context.fail(MPK_ABORT_DIVERGED);
+  }
 
   /* The highest logit, the highest noisy value, or the last entry of the frontier that the filters keep. The same in thread 0
    * only. No load waits for another one, unless the frontier is long. */
@@ -96,6 +100,7 @@ struct SampleReduce : TaskCode {
     uint64_t all = 0;
 #pragma unroll 1
     for (uint32_t r = context.thread; r < records.count; loaded = load(r += kComputeThreads)) {
+      compare_hash(context, loaded.head);
       NoisyToken own = {highest_of(loaded.head), sampling::float_of(loaded.head.x)};
       if (row.mode == sampling::kDraw) own = loaded.head.z != 0 ? entry_of(loaded.entry) : NoisyToken{0, 0.0f};
       if (own.beats(best)) best = own;
@@ -157,6 +162,9 @@ struct SampleReduce : TaskCode {
     uint64_t highest_key = 0;
 #pragma unroll 2
     for (uint32_t i = context.thread; i < count; i += kComputeThreads) highest_key = max(highest_key, key_at(i));
+    const SampleRecords records(context.input(0), 0);
+#pragma unroll 1
+    for (uint32_t r = context.thread; r < records.count; r += kComputeThreads) compare_hash(context, head_of(records.at(r)));
     if (!select_few(context, Team(context), count, s.top_k, highest_key, &work->few, key_at, [&](uint32_t i, uint64_t key) { keys[i] = key; }).in_order)
       sort(context, keys, size);
 

@@ -1,10 +1,11 @@
 //! `sample_reduce`: the token of each sample, the last step of sampling (`sample_family.rs`).
 //!
 //! Inputs, all of them replicated: 0. `records` of `sample_partial`, 1. those of `sample_weigh`, 2. the lists of
-//! `sample_merge`, 3. `greedy` i32 `[slots]`, `argmax_reduce`'s tokens. Output: `next_token` i32 `[slots]`, which the builder
-//! declares as a `Role::Persistent` tensor that `mpk_batch` points to. A greedy request's token is taken from `greedy`.
+//! `sample_merge`. Output: `next_token` i32 `[slots]`, which the builder declares as a `Role::Persistent` tensor that
+//! `mpk_batch` points to.
 //!
-//! One task per sample: arguments `[0, 0, 0, sample, 0..]`.
+//! One task per sample: arguments `[0, 0, 0, sample, 0..]`. A record whose hash of the batch state differs from this rank's
+//! ends the run (`MPK_ABORT_DIVERGED`).
 
 use crate::abi::{
     MPK_SAMPLE_WORDS, MPK_WEIGH_WORDS, mpk_sample_reduce_params, mpk_task_sample_reduce, params_words,
@@ -46,11 +47,10 @@ impl TaskType for SampleReduce {
 
     fn infer(&self, op: &OpView<'_>) -> Result<Vec<TensorType>, OpError> {
         let numbers = Numbers::new(op.attrs)?;
-        let [records, weighed, lists, greedy] = contract::inputs(op)?;
+        let [records, weighed, lists] = contract::inputs(op)?;
         for operand in [records, weighed, lists] {
             contract::dtype(operand, DType::U32)?;
         }
-        contract::dtype(greedy, DType::I32)?;
         let samples = records.ty.dims.get(2).copied().unwrap_or(0);
         let of =
             |words: u32| vec![u64::from(numbers.slices), u64::from(numbers.parts), samples, words.into()];
@@ -65,12 +65,6 @@ impl TaskType for SampleReduce {
                 )));
             }
         }
-        if greedy.ty.dims.len() != 1 || greedy.ty.dims[0] < samples {
-            return Err(OpError(format!(
-                "`{}` must have a token for each of {samples} samples, not {:?}",
-                greedy.name, greedy.ty.dims
-            )));
-        }
         let declared = op.outputs.first().filter(|o| !o.ty.dims.is_empty());
         let (slots, rows) = declared.map_or((samples, Rows::Samples), |o| (o.ty.dims[0], o.ty.rows));
         if slots < samples {
@@ -81,7 +75,7 @@ impl TaskType for SampleReduce {
 
     fn shard(&self, op: &OpView<'_>, world: u32) -> Result<ShardRule, OpError> {
         Numbers::new(op.attrs)?.slices_of(world)?;
-        Ok(contract::replicated(4, 1))
+        Ok(contract::replicated(3, 1))
     }
 
     fn partition(&self, op: &LocalOp<'_>, _target: &Target) -> Result<Partition, OpError> {
@@ -93,12 +87,10 @@ impl TaskType for SampleReduce {
                     cost: op.inputs[0].dims[0] * op.inputs[0].dims[1] * u64::from(MPK_WEIGH_WORDS) * 4,
                     ..TaskSpec::default()
                 };
-                for (index, input) in op.inputs[..3].iter().enumerate() {
+                for (index, input) in op.inputs.iter().enumerate() {
                     task.reads.push(Access::new(index as u8, records_of(&input.dims, sample..sample + 1)));
                 }
-                let own = Region::whole(&[0]).with(0, sample, sample + 1);
-                task.reads.push(Access::new(3, own));
-                task.writes.push(Access::new(0, own));
+                task.writes.push(Access::new(0, Region::whole(&[0]).with(0, sample, sample + 1)));
                 task
             })
             .collect();
@@ -107,3 +99,6 @@ impl TaskType for SampleReduce {
         Ok(Partition { params: params_words(&params), scratch_bytes, tasks })
     }
 }
+
+#[cfg(test)]
+mod test;

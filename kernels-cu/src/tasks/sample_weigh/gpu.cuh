@@ -31,7 +31,8 @@ struct SampleWeigh : TaskCode {
       if (weighs) join_frontiers(context, team, SampleRecords(context.input(0), sample), work->join, joined);
       SampleColumns::arrive();
       uint64_t all = 0;
-      if (weighs) all = one_sample(context, team, {columns, row, columns.counts_of(context.input(2), row), value, joined}, work);
+      /* A frontier of one entry is the highest logit, which all filters keep. */
+      if (weighs && joined.count > 1) all = one_sample(context, team, {columns, row, columns.counts_of(context.input(2), row), value, joined}, work);
       const bool weighs_next = next.mode == sampling::kFrontier;
       if (weighs_next && sample + team.count() < samples) columns.bring(value, team, context.input(1), sample + team.count());
       if (weighs) {
@@ -145,7 +146,7 @@ struct SampleWeigh : TaskCode {
       uint64_t before = 0;
       uint32_t tokens = 0;
 #pragma unroll 2
-      for (uint32_t w = begin; w < end; ++w) {
+      for (uint32_t w = begin; w < end && count > 1; ++w) {
         before += work->before[team.thread][w];
         tokens += work->tokens[team.thread][w];
       }

@@ -56,7 +56,8 @@ void weigh(const mpk_kernel_args* args, const Row& row, uint32_t sample) {
   uint32_t tokens[MPK_SAMPLE_FRONTIER + 1] = {};
   uint64_t weights[MPK_SAMPLE_FRONTIER + 1] = {};
   uint64_t all = 0;
-  for (uint32_t i = 0; i < columns.count; ++i) {
+  // A frontier of one entry is the highest logit, which all filters keep.
+  for (uint32_t i = 0; i < columns.count && count > 1; ++i) {
     const float value = columns.value(i, row.sampling);
     const uint32_t w = weight(value, highest);
     if (passes_min_p(value, highest, row.sampling)) all += w;

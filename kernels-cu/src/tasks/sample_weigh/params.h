@@ -10,7 +10,7 @@ typedef struct mpk_sample_weigh_params {
 
 /* A record: the number of entries, the highest logit of the sample, the weight of the part's tokens that min-p keeps (low, high
  * word), then for each entry of the sample's frontier, the highest logit first: logit, noisy value, token, and the number
- * and the weight (low, high word) of the part's tokens before it. */
+ * and the weight (low, high word) of the part's tokens before it. With one entry all sums are 0. */
 enum mpk_weigh_record {
   MPK_WEIGH_COUNT = 0,
   MPK_WEIGH_HIGHEST = 1,

@@ -169,21 +169,35 @@ impl Builder<'_> {
         let counts = options.sampling.then(|| self.token_counts(sizes, options));
         let lm_head = json!({"gather_samples": true, "output_dtype": "f32"});
         let logits = self.graph.op("lm_head", "linear", &[normed, head], attrs(lm_head));
+        let next_token = self.persistent("batch.next_token", DType::I32, vec![u64::from(sizes.max_batch)]);
         let drawn = counts.map(|counts| self.sample_partial(options, logits, counts));
-        // Beside the operators of sampling, these have work for some of the requests only.
-        let with_sampling = |mut of: Attrs| {
-            if options.sampling {
-                of.insert("sampled".into(), json!(true));
-            }
-            of
-        };
-        let records = json!({"top_k": options.top_k, "slices": options.ranks, "tiles": options.argmax_tiles});
-        let partials =
-            self.graph.op("argmax_partial", "argmax_partial", &[logits], with_sampling(attrs(records)));
-        // All workers are needed for it, so it does not wait for the few that reduce.
-        let drawn = drawn.map(|drawn| (self.sample_weigh(options, &drawn), drawn));
+        // Beside sampling, only log-probabilities need the highest logits.
+        let highest = (drawn.is_none() || options.top_k > 0).then(|| self.argmax_partial(options, logits));
+        if let Some(drawn) = drawn {
+            self.sample_reduce(options, drawn, next_token);
+        }
+        if let Some(partials) = highest {
+            self.argmax_reduce(sizes, options, partials, logits, next_token);
+        }
+    }
+
+    /// The highest logits of each tile of columns.
+    fn argmax_partial(&mut self, options: &GraphOptions, logits: TensorId) -> TensorId {
+        let records = json!({"top_k": options.top_k, "slices": options.ranks, "tiles": options.argmax_tiles,
+            "sampled": options.sampling});
+        self.graph.op("argmax_partial", "argmax_partial", &[logits], attrs(records))
+    }
+
+    /// The highest logits of all tiles: greedy tokens, unless sampling writes `next_token`, and log-probabilities.
+    fn argmax_reduce(
+        &mut self,
+        sizes: &Sizes,
+        options: &GraphOptions,
+        partials: TensorId,
+        logits: TensorId,
+        next_token: TensorId,
+    ) {
         let (batch, top) = (u64::from(sizes.max_batch), u64::from(options.top_k.max(1)));
-        let next_token = self.persistent("batch.next_token", DType::I32, vec![batch]);
         let best_token = match options.sampling {
             true => self.persistent("argmax.token", DType::I32, vec![batch]),
             false => next_token,
@@ -197,20 +211,8 @@ impl Builder<'_> {
         let log_sum = (options.sampling && options.top_k > 0)
             .then(|| self.persistent("argmax.log_sum", DType::U32, vec![batch, MPK_LOG_SUM_WORDS.into()]));
         outputs.extend(log_sum);
-        let best = match log_sum {
-            Some(_) => json!({"top_k": options.top_k, "log_sum": true}),
-            None => json!({"top_k": options.top_k}),
-        };
-        self.graph.op_into(
-            "argmax_reduce",
-            "argmax_reduce",
-            &[partials],
-            &outputs,
-            with_sampling(attrs(best)),
-        );
-        if let Some((weighed, drawn)) = drawn {
-            self.sample_reduce(options, drawn, weighed, best_token, next_token);
-        }
+        let best = json!({"top_k": options.top_k, "log_sum": log_sum.is_some(), "sampled": options.sampling});
+        self.graph.op_into("argmax_reduce", "argmax_reduce", &[partials], &outputs, attrs(best));
         if let Some(log_sum) = log_sum {
             let slices = attrs(json!({"slices": options.ranks}));
             let logit = self.graph.op("token_logit", "token_logit", &[next_token, logits], slices);
@@ -239,12 +241,17 @@ impl Builder<'_> {
 
     fn sampling_attrs(&self, options: &GraphOptions) -> Attrs {
         let vocabulary = u64::from(self.config.vocab_size);
-        let parts =
-            sample_partial::parts(vocabulary, options.ranks, self.graph.capacity.samples, options.workers);
+        let parts = sample_partial::parts(
+            vocabulary,
+            options.ranks,
+            self.graph.capacity.samples,
+            options.workers,
+            options.argmax_tiles,
+        );
         attrs(json!({"slices": options.ranks, "parts": parts, "kept": sample_partial::kept(vocabulary)}))
     }
 
-    /// The first sampling step for requests that are not greedy (`kernels_cu::tasks::sample_partial`).
+    /// The first sampling step (`kernels_cu::tasks::sample_partial`).
     fn sample_partial(&mut self, options: &GraphOptions, logits: TensorId, counts: TensorId) -> Drawn {
         let [records, lists] = ["sample_partial", "sample_partial.lists"].map(|name| self.activation(name));
         let attrs = self.sampling_attrs(options);
@@ -252,25 +259,14 @@ impl Builder<'_> {
         Drawn { logits, counts, records, lists }
     }
 
-    /// The second pass over the logits, for requests whose filters need it.
-    fn sample_weigh(&mut self, options: &GraphOptions, drawn: &Drawn) -> TensorId {
-        let inputs = [drawn.records, drawn.logits, drawn.counts];
+    /// The other sampling steps. All workers are needed for the second pass over the logits, so it does not wait for the few that
+    /// merge lists.
+    fn sample_reduce(&mut self, options: &GraphOptions, drawn: Drawn, next_token: TensorId) {
         let attrs = self.sampling_attrs(options);
-        self.graph.op("sample_weigh", "sample_weigh", &inputs, attrs)
-    }
-
-    /// The last sampling steps. Greedy requests take their tokens from `greedy`.
-    fn sample_reduce(
-        &mut self,
-        options: &GraphOptions,
-        drawn: Drawn,
-        weighed: TensorId,
-        greedy: TensorId,
-        next_token: TensorId,
-    ) {
-        let attrs = self.sampling_attrs(options);
+        let second_pass = [drawn.records, drawn.logits, drawn.counts];
+        let weighed = self.graph.op("sample_weigh", "sample_weigh", &second_pass, attrs.clone());
         let lists = self.graph.op("sample_merge", "sample_merge", &[drawn.lists], attrs.clone());
-        let inputs = [drawn.records, weighed, lists, greedy];
+        let inputs = [drawn.records, weighed, lists];
         self.graph.op_into("sample_reduce", "sample_reduce", &inputs, &[next_token], attrs);
     }
 

@@ -200,18 +200,12 @@ pub(super) fn sample(case: &Case, world: u32, parts: u32) -> (Vec<u32>, TestTens
         weighed.push(step.run(vec![joined, logits, counts]).remove(0));
     }
     let (weighed, weighed_dims) = gathered(&weighed);
-    let greedy: Vec<u32> = (0..samples).map(|s| 7000 + s).collect();
     let mut tokens: Option<Vec<u32>> = None;
     for rank in 0..world {
         let whole =
             |tensor: &TestTensor, dims: &Vec<u64>| (tensor.clone(), dims.clone(), Sharding::Replicated);
-        let greedy = words(DType::I32, &[samples], &greedy).with_rows(Rows::Samples);
-        let inputs = vec![
-            whole(&records, &records_dims),
-            whole(&weighed, &weighed_dims),
-            whole(&lists, &lists_dims),
-            (greedy, vec![u64::from(samples)], Sharding::Replicated),
-        ];
+        let inputs =
+            vec![whole(&records, &records_dims), whole(&weighed, &weighed_dims), whole(&lists, &lists_dims)];
         let mut step = Step { name: "sample_reduce", attrs: &attrs, rank, world, batch: &mut batch };
         let next = step.run(inputs)[0].words();
         assert_eq!(*tokens.get_or_insert_with(|| next.clone()), next, "ranks 0 and {rank} differ");
