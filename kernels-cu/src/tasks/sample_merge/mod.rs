@@ -1,7 +1,7 @@
 //! `sample_merge`: joins the lists of a rank's parts, a step of sampling (`sample_family.rs`).
 //!
-//! Input: `lists` of `sample_partial`. Output, split on dimension 0: u32 [slices, samples, 2 kept], the same pairs for
-//! all the rank's columns. Written only for requests with both top-k and top-p. One task per sample: arguments `[0, 0,
+//! Input: `lists` of `sample_partial`. Output, split on dimension 0: u32 [slices, 1, samples, 2 kept], the same pairs for
+//! all the rank's columns. So ranks exchange one list each. A single rank does without. Written only for requests with both top-k and top-p. One task per sample: arguments `[0, 0,
 //! 0, sample, 0..]`.
 
 use crate::abi::{mpk_sample_merge_params, mpk_task_sample_merge, params_words};
@@ -51,7 +51,7 @@ impl TaskType for SampleMerge {
             [slices, _, samples, w] if w == words && slices == u64::from(numbers.slices) => {
                 Ok(vec![TensorType {
                     dtype: DType::U32,
-                    dims: vec![slices, samples, words],
+                    dims: vec![slices, 1, samples, words],
                     rows: Rows::Fixed,
                 }])
             }
@@ -78,7 +78,7 @@ impl TaskType for SampleMerge {
                     ..TaskSpec::default()
                 };
                 task.reads.push(Access::new(0, records_of(dims, sample..sample + 1)));
-                let region = Region::whole(&[1, 0, 2 * numbers.kept]).with(1, sample, sample + 1);
+                let region = Region::whole(&[1, 1, 0, 2 * numbers.kept]).with(2, sample, sample + 1);
                 task.writes.push(Access::new(0, region));
                 task
             })

@@ -47,13 +47,14 @@ uint32_t highest_noisy(const mpk_operand& records) {
 uint32_t from_list(const mpk_operand& lists, const Row& row, uint64_t* keys) {
   const mpk_sampling& s = row.sampling;
   uint32_t count = 0;
-  for (uint32_t slice = 0; slice < lists.dims[0]; ++slice) {
-    const uint32_t* list = reinterpret_cast<const uint32_t*>(lists.addr) + uint64_t{slice} * lists.strides[0];
+  each_record(lists, [&](const uint32_t* list) {
     for (uint32_t i = 0; i < s.top_k && list[2 * i + 1] != MPK_SAMPLE_NO_TOKEN; ++i)
       keys[count++] = key_of(float_of(list[2 * i]), list[2 * i + 1]);
-  }
+  });
+  const uint32_t listed = std::min(count, s.top_k);
+  std::nth_element(keys, keys + listed, keys + count, Higher());
+  count = listed;
   std::sort(keys, keys + count, Higher());
-  count = std::min(count, s.top_k);
   if (count == 0) return MPK_SAMPLE_NO_TOKEN;
   const float highest = value_of_key(keys[0]);
   uint64_t all = 0;

@@ -20,6 +20,7 @@ struct SampleReduce : TaskCode {
     Work* work = reinterpret_cast<Work*>(context.work());
     uint32_t token = MPK_SAMPLE_NO_TOKEN;
     if (row.mode == sampling::kList) token = from_list(context, row, work);
+    else if (row.mode == sampling::kFrontier) token = from_frontier(context, row, work);
     else token = from_records(context, row, work);
     if (context.thread == 0) {
       if (token == MPK_SAMPLE_NO_TOKEN) context.fail(MPK_ABORT_KERNEL);
@@ -32,17 +33,21 @@ struct SampleReduce : TaskCode {
   static constexpr uint32_t kMostListed = 1024; /* MOST_LISTED in sample_family.rs */
   /* Entries that are added up at a time, usually all that there are. A thread adds one entry of each kShares-th record. */
   static constexpr uint32_t kEntries = 16, kShares = kComputeThreads / kEntries;
+  /* Listed logits that are kept in shared memory, if there are not more. */
+  static constexpr uint32_t kHeld = 4096;
   struct Work {
     union {
-      uint64_t keys[kMostListed];
       struct {
-        uint64_t before[kShares][MPK_SAMPLE_FRONTIER];
-        uint32_t tokens[kShares][MPK_SAMPLE_FRONTIER];
+        uint64_t keys[kMostListed], held[kHeld];
+        FewRoom few;
+      };
+      struct {
+        uint64_t before[kComputeWarps][MPK_SAMPLE_FRONTIER];
+        uint32_t tokens[kComputeWarps][MPK_SAMPLE_FRONTIER];
       };
     };
     uint64_t sums[kComputeWarps];
-    NoisyToken warps[2][kComputeWarps];
-    FewRoom few;
+    NoisyToken warps[kComputeWarps];
   };
   static_assert(sizeof(Work) <= kWorkBytes, "the work area is too small");
 
@@ -51,18 +56,32 @@ struct SampleReduce : TaskCode {
     if (head.w != sampling::folded(context.slot->batch_hash)) context.fail(MPK_ABORT_DIVERGED);
   }
 
-  /* The highest logit, the highest noisy value, or the last entry of the frontier that the filters keep. The same in thread 0
-   * only. No load waits for another one, unless the frontier is long. */
+  /* The highest logit, or the highest noisy value. */
   static __device__ __forceinline__ uint32_t from_records(Context& context, const SampleRow& row, Work* work) {
+    const SampleRecords records(context.input(0), 0);
+    NoisyToken best = {0, 0.0f};
+#pragma unroll 1
+    for (uint32_t r = context.thread; r < records.count; r += kComputeThreads) {
+      const uint4 head = head_of(records.at(r)), entry = entry_words(records.at(r), 0);
+      compare_hash(context, head);
+      NoisyToken own = {highest_of(head), sampling::float_of(head.x)};
+      if (row.mode == sampling::kDraw) own = head.z != 0 ? entry_of(entry) : NoisyToken{0, 0.0f};
+      if (own.beats(best)) best = own;
+    }
+    best = best_of_team(context, Team(context), best, work->warps);
+    return best.key == 0 ? MPK_SAMPLE_NO_TOKEN : sampling::token_of_key(best.key);
+  }
+
+  /* The last entry of the frontier that the filters keep. The token of the first warp counts. No load waits for another one, unless
+   * the frontier is long. */
+  static __device__ __forceinline__ uint32_t from_frontier(Context& context, const SampleRow& row, Work* work) {
     const SampleRecords records(context.input(0), 0), weighed(context.input(1), 0);
-    const bool frontier = row.mode == sampling::kFrontier;
     /* All records of sample_weigh have the same entries. */
     static_assert(MPK_WEIGH_COUNT == 0 && MPK_WEIGH_HIGHEST == 1 && MPK_WEIGH_SUM == 2 && MPK_WEIGH_ENTRIES == 4 && MPK_WEIGH_WORDS % 4 == 0, "16 bytes of head");
-    uint4 common = {};
-    if (frontier) common = *reinterpret_cast<const uint4*>(weighed.first);
+    const uint4 common = *reinterpret_cast<const uint4*>(weighed.first);
     /* A lane of the first warp has the entries lane and lane + 32: logit and token. */
     uint32_t logit[2] = {}, token[2] = {};
-    if (frontier && context.warp == 0) {
+    if (context.warp == 0) {
 #pragma unroll
       for (uint32_t half = 0; half < 2; ++half) {
         const uint32_t* entry = weighed.first + MPK_WEIGH_ENTRIES + (context.lane + 32 * half) * MPK_WEIGH_ENTRY_WORDS;
@@ -70,64 +89,66 @@ struct SampleReduce : TaskCode {
         token[half] = entry[2];
       }
     }
-    struct Loaded {
-      uint4 head, entry;
-      uint64_t sum;
-    };
-    const auto load = [&](uint32_t r) {
-      if (r >= records.count) return Loaded{};
-      const uint32_t* record = records.at(r);
-      return Loaded{head_of(record), entry_words(record, 0), frontier ? sum_at(weighed.at(r), MPK_WEIGH_SUM) : 0};
-    };
-    Loaded loaded = load(context.thread);
+    uint64_t all = 0;
+    uint4 head = {};
+    const bool has_record = context.thread < records.count;
+    if (has_record) {
+      head = head_of(records.at(context.thread));
+      all = sum_at(weighed.at(context.thread), MPK_WEIGH_SUM);
+    }
     uint32_t count = kEntries;
 #pragma unroll 1
-    for (uint32_t first = 0; frontier && first < count; first += kEntries) {
+    for (uint32_t first = 0; first < count; first += kEntries) {
       const uint32_t e = first + context.thread % kEntries, share = context.thread / kEntries;
       uint64_t before = 0;
       uint32_t tokens = 0;
-#pragma unroll 4
-      for (uint32_t r = share; r < weighed.count; r += kShares) {
-        const uint32_t* entry = weighed.at(r) + MPK_WEIGH_ENTRIES + e * MPK_WEIGH_ENTRY_WORDS;
-        tokens += entry[3];
-        before += sum_at(entry, 4);
+      constexpr uint32_t kTogether = 4;
+#pragma unroll 1
+      for (uint32_t from = share; from < weighed.count; from += kTogether * kShares) {
+#pragma unroll
+        for (uint32_t u = 0; u < kTogether; ++u) {
+          if (from + u * kShares >= weighed.count) continue;
+          const uint32_t* entry = weighed.at(from + u * kShares) + MPK_WEIGH_ENTRIES + e * MPK_WEIGH_ENTRY_WORDS;
+          tokens += entry[3];
+          before += sum_at(entry, 4);
+        }
       }
-      work->before[share][e] = before;
-      work->tokens[share][e] = tokens;
+      /* A warp has two shares. */
+      static_assert(2 * kEntries == 32, "a warp's entries");
+      before += __shfl_xor_sync(0xFFFFFFFFu, before, kEntries);
+      tokens += __shfl_xor_sync(0xFFFFFFFFu, tokens, kEntries);
+      if (context.lane < kEntries) {
+        work->before[context.warp][e] = before;
+        work->tokens[context.warp][e] = tokens;
+      }
       if (first == 0) count = common.x;
     }
-    NoisyToken best = {0, 0.0f};
-    uint64_t all = 0;
+    if (has_record) compare_hash(context, head);
 #pragma unroll 1
-    for (uint32_t r = context.thread; r < records.count; loaded = load(r += kComputeThreads)) {
-      compare_hash(context, loaded.head);
-      NoisyToken own = {highest_of(loaded.head), sampling::float_of(loaded.head.x)};
-      if (row.mode == sampling::kDraw) own = loaded.head.z != 0 ? entry_of(loaded.entry) : NoisyToken{0, 0.0f};
-      if (own.beats(best)) best = own;
-      all += loaded.sum;
+    for (uint32_t r = context.thread + kComputeThreads; r < records.count; r += kComputeThreads) {
+      compare_hash(context, head_of(records.at(r)));
+      all += sum_at(weighed.at(r), MPK_WEIGH_SUM);
     }
-    if (frontier) {
-      all = sum_of_warp(all);
-      if (context.lane == 0) work->sums[context.warp] = all;
-    }
-    best = best_of_team(context, Team(context), best, work->warps[0]);
-    const uint32_t first_token = best.key == 0 ? MPK_SAMPLE_NO_TOKEN : sampling::token_of_key(best.key);
-    if (!frontier || context.warp != 0) return first_token;
+    all = sum_of_warp(all);
+    if (context.lane == 0) work->sums[context.warp] = all;
+    context.sync();
+    if (context.warp != 0) return 0;
     all = 0;
     for (uint32_t w = 0; w < kComputeWarps; ++w) all += work->sums[w];
     const float highest = sampling::float_of(common.y);
-    /* The last entry has the highest noisy value, so it is drawn unless a filter drops it. The highest logit always stays. */
+    /* The last entry has the highest noisy value, so it is drawn unless a filter drops it. */
 #pragma unroll
     for (uint32_t half = 2; half-- > 0;) {
+      if (32 * half >= count) continue;
       const uint32_t e = context.lane + 32 * half;
       bool stays = e < count;
       if (stays) {
         uint64_t before = 0;
         uint32_t tokens = 0;
 #pragma unroll
-        for (uint32_t share = 0; share < kShares; ++share) {
-          before += work->before[share][e];
-          tokens += work->tokens[share][e];
+        for (uint32_t w = 0; w < kComputeWarps; ++w) {
+          before += work->before[w][e];
+          tokens += work->tokens[w][e];
         }
         stays = (row.sampling.top_k == 0 || tokens < row.sampling.top_k) && sampling::passes_min_p(sampling::float_of(logit[half]), highest, row.sampling) &&
                 sampling::passes_top_p(before, all, row.sampling);
@@ -135,7 +156,7 @@ struct SampleReduce : TaskCode {
       const uint32_t kept = __ballot_sync(0xFFFFFFFFu, stays);
       if (kept != 0) return __shfl_sync(0xFFFFFFFFu, token[half], 31 - __clz(static_cast<int>(kept)));
     }
-    return first_token;
+    return __shfl_sync(0xFFFFFFFFu, token[0], 0); /* the highest logit, which every filter keeps */
   }
 
   static __device__ __forceinline__ uint64_t sum_at(const uint32_t* words, uint32_t i) {
@@ -143,28 +164,33 @@ struct SampleReduce : TaskCode {
     return static_cast<uint64_t>(sum.y) << 32 | sum.x;
   }
 
-  /* Chooses from the top_k highest logits of all ranks. All threads get the same token. */
+  /* Chooses from the top_k highest logits of all lists. All threads get the same token. */
   static __device__ __forceinline__ uint32_t from_list(Context& context, const SampleRow& row, Work* work) {
     const mpk_sampling& s = row.sampling;
-    const mpk_operand& lists = context.input(2); /* [ranks, 1, words] */
+    const mpk_operand& lists = context.input(2); /* [ranks, lists of a rank, 1, words] */
     const uint32_t* first = reinterpret_cast<const uint32_t*>(lists.addr);
-    const uint64_t stride = lists.strides[0];
     uint64_t* keys = work->keys;
     uint32_t size = 2; /* the number of sorted entries */
     while (size < s.top_k) size *= 2;
     for (uint32_t i = context.thread; i < size; i += kComputeThreads) keys[i] = 0;
-    context.sync();
-    const auto key_at = [&](uint32_t i) {
-      const uint32_t rank = quotient(i, s.top_k);
-      return pair_key(first + rank * stride, i - rank * s.top_k);
+    const auto listed_at = [&](uint32_t i) {
+      const uint32_t list = quotient(i, s.top_k), rank = quotient(list, lists.dims[1]);
+      return pair_key(first + rank * uint64_t{lists.strides[0]} + (list - rank * lists.dims[1]) * uint64_t{lists.strides[1]}, i - list * s.top_k);
     };
-    const uint32_t count = lists.dims[0] * s.top_k;
+    const uint32_t count = lists.dims[0] * lists.dims[1] * s.top_k;
+    const bool held = count <= kHeld;
     uint64_t highest_key = 0;
-#pragma unroll 2
-    for (uint32_t i = context.thread; i < count; i += kComputeThreads) highest_key = max(highest_key, key_at(i));
+#pragma unroll 4
+    for (uint32_t i = context.thread; i < count; i += kComputeThreads) {
+      const uint64_t key = listed_at(i);
+      if (held) work->held[i] = key;
+      highest_key = max(highest_key, key);
+    }
     const SampleRecords records(context.input(0), 0);
 #pragma unroll 1
     for (uint32_t r = context.thread; r < records.count; r += kComputeThreads) compare_hash(context, head_of(records.at(r)));
+    context.sync(); /* `keys` is cleared */
+    const auto key_at = [&](uint32_t i) { return held ? work->held[i] : listed_at(i); };
     if (!select_few(context, Team(context), count, s.top_k, highest_key, &work->few, key_at, [&](uint32_t i, uint64_t key) { keys[i] = key; }).in_order)
       sort(context, keys, size);
 
@@ -198,7 +224,7 @@ struct SampleReduce : TaskCode {
       if (candidate.beats(best)) best = candidate;
       before += weight_of(key, highest, s);
     }
-    best = best_of_team(context, Team(context), best, work->warps[0]);
+    best = best_of_team(context, Team(context), best, work->warps);
     return best.key == 0 ? MPK_SAMPLE_NO_TOKEN : sampling::token_of_key(best.key);
   }
 

@@ -1,7 +1,7 @@
 //! `sample_reduce`: the token of each sample, the last step of sampling (`sample_family.rs`).
 //!
 //! Inputs, all of them replicated: 0. `records` of `sample_partial`, 1. those of `sample_weigh`, 2. the lists of
-//! `sample_merge`. Output: `next_token` i32 `[slots]`, which the builder declares as a `Role::Persistent` tensor that
+//! `sample_merge`, or on a single rank those of `sample_partial`. Output: `next_token` i32 `[slots]`, which the builder declares as a `Role::Persistent` tensor that
 //! `mpk_batch` points to.
 //!
 //! One task per sample: arguments `[0, 0, 0, sample, 0..]`. A record whose hash of the batch state differs from this rank's
@@ -54,7 +54,10 @@ impl TaskType for SampleReduce {
         let samples = records.ty.dims.get(2).copied().unwrap_or(0);
         let of =
             |words: u32| vec![u64::from(numbers.slices), u64::from(numbers.parts), samples, words.into()];
-        let listed = vec![u64::from(numbers.slices), samples, u64::from(2 * numbers.kept)];
+        // Of each part, or one.
+        let lists_of_rank =
+            lists.ty.dims.get(1).copied().filter(|&n| n == u64::from(numbers.parts)).unwrap_or(1);
+        let listed = vec![u64::from(numbers.slices), lists_of_rank, samples, u64::from(2 * numbers.kept)];
         for (operand, dims) in
             [(records, of(MPK_SAMPLE_WORDS)), (weighed, of(MPK_WEIGH_WORDS)), (lists, listed)]
         {
@@ -95,7 +98,8 @@ impl TaskType for SampleReduce {
             })
             .collect();
         let params = mpk_sample_reduce_params { kept: numbers.kept };
-        let scratch_bytes = 8 * u64::from(numbers.slices) * u64::from(numbers.kept);
+        let lists = &op.inputs[2].dims;
+        let scratch_bytes = 8 * lists[0] * lists[1] * u64::from(numbers.kept);
         Ok(Partition { params: params_words(&params), scratch_bytes, tasks })
     }
 }

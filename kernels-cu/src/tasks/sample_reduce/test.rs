@@ -13,7 +13,7 @@ fn run(sampling: mpk_sampling, hashes: [u32; 2], own: u64) -> (i32, u32) {
     let mut tensors = [MPK_SAMPLE_WORDS, MPK_WEIGH_WORDS]
         .map(|words| TestTensor::poisoned(DType::U32, &[2, 1, 1, words]))
         .to_vec();
-    tensors.push(TestTensor::poisoned(DType::U32, &[2, 1, 2 * KEPT]));
+    tensors.push(TestTensor::poisoned(DType::U32, &[2, 1, 1, 2 * KEPT]));
     let mut put = |tensor: usize, at: u32, word: u32| {
         tensors[tensor].data.bytes_mut()[4 * at as usize..][..4].copy_from_slice(&word.to_ne_bytes());
     };

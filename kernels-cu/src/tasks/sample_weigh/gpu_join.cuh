@@ -15,8 +15,9 @@ struct Joined {
 
 /* The shared memory that `join_frontiers` needs. */
 struct JoinRoom {
-  /* Entries that a thread loads at a time, and room for all teams' entries that may be in their frontiers. */
-  static constexpr uint32_t kTogether = 4, kList = kComputeThreads * kTogether + Team::kMost * MPK_SAMPLE_FRONTIER;
+  /* Lanes that read a record together, 16 bytes each, records that a thread takes part in at a time, and room for all teams' entries
+   * that may be in their frontiers. */
+  static constexpr uint32_t kLanes = 8, kTogether = 4, kList = kComputeThreads * kTogether + Team::kMost * MPK_SAMPLE_FRONTIER;
   NoisyToken list[kList];
   uint64_t tops[kComputeWarps];
   NoisyToken bests[kComputeWarps];
@@ -26,37 +27,44 @@ struct JoinRoom {
 
 /* A team: writes the frontier of all parts' entries of a sample to `joined`. Nobody may need what is in there. */
 __device__ __forceinline__ void join_frontiers(Context& context, const Team& team, const SampleRecords& records, JoinRoom& room, Joined& joined) {
-  constexpr uint32_t kTogether = JoinRoom::kTogether;
-  const uint32_t lane = context.lane, threads = team.threads();
-  /* Entry e of each record, then entry e + 1 of each. `held`: the number of the record's entries. */
+  constexpr uint32_t kLanes = JoinRoom::kLanes, kTogether = JoinRoom::kTogether;
+  static_assert(MPK_SAMPLE_ENTRIES == MPK_SAMPLE_ENTRY_WORDS && MPK_SAMPLE_WORDS == 4 * (MPK_SAMPLE_FRONTIER + 1), "a record is its head and 64 entries, 16 bytes each");
+  const uint32_t lane = context.lane, threads = team.threads(), own = team.thread % kLanes;
+  /* Records are read side by side, so that a warp touches few lines. */
+  const uint32_t at_a_time = threads / kLanes * kTogether;
   struct Loaded {
-    uint4 words;
-    uint32_t e, held;
+    uint4 words;   /* the head, or an entry */
+    uint32_t held; /* number of the record's entries */
   };
-  const auto load = [&](uint32_t i) {
-    const uint32_t e = quotient(i, records.count);
-    if (e >= MPK_SAMPLE_FRONTIER) return Loaded{};
-    const uint32_t* record = records.at(i - e * records.count);
-    return Loaded{entry_words(record, e), e, record[MPK_SAMPLE_COUNT]};
+  /* The thread's 16 bytes of a piece of its u-th record from `first` on. Piece 0 has the head and the first entries. */
+  const auto load = [&](uint32_t first, uint32_t piece, uint32_t u) {
+    const uint32_t r = first + team.thread / kLanes + u * (threads / kLanes), at = piece * kLanes + own;
+    if (r >= records.count || at > MPK_SAMPLE_FRONTIER) return Loaded{};
+    const uint32_t* record = records.at(r);
+    return Loaded{*reinterpret_cast<const uint4*>(record + 4 * at), record[MPK_SAMPLE_COUNT]};
   };
-  /* They are loaded together with what decides about them. */
   Loaded loaded[kTogether];
+  const auto load_all = [&](uint32_t first, uint32_t piece) {
 #pragma unroll
-  for (uint32_t u = 0; u < kTogether; ++u) loaded[u] = load(team.thread + u * threads);
+    for (uint32_t u = 0; u < kTogether; ++u) loaded[u] = load(first, piece, u);
+  };
 
-  /* A record's first entry has its highest noisy value. */
+  /* A record's first entry has its highest noisy value. From the back, so that the first records stay loaded. */
   uint64_t top = 0;
   NoisyToken best = {0, 0.0f};
   uint32_t most = 0;
 #pragma unroll 1
-  for (uint32_t r = team.thread; r < records.count; r += threads) {
-    const uint32_t* record = records.at(r);
-    const uint4 head = head_of(record), words = entry_words(record, 0);
-    const NoisyToken entry = entry_of(words);
-    if (head.z != 0 && entry.beats(best)) best = entry;
-    const uint64_t highest = highest_of(head);
-    if (highest > top) top = highest;
-    most = max(most, head.z);
+  for (uint32_t first = (records.count - 1) / at_a_time * at_a_time;; first -= at_a_time) {
+    load_all(first, 0);
+#pragma unroll
+    for (uint32_t u = 0; u < kTogether; ++u) {
+      most = max(most, loaded[u].held);
+      if (own == 0 && first + team.thread / kLanes + u * (threads / kLanes) < records.count) top = max(top, highest_of(loaded[u].words));
+      if (own != 1 || loaded[u].held == 0) continue;
+      const NoisyToken entry = entry_of(loaded[u].words);
+      if (entry.beats(best)) best = entry;
+    }
+    if (first == 0) break;
   }
   top = highest_of_warp(top);
   best = best_of_warp(best);
@@ -73,18 +81,24 @@ __device__ __forceinline__ void join_frontiers(Context& context, const Team& tea
   most = min(warp_maximum(team.of_warps(room.most, lane, 0u)), MPK_SAMPLE_FRONTIER);
 
   NoisyToken* list = room.list + team.index * (JoinRoom::kList >> team.shift());
-  const uint32_t pairs = records.count * most;
-  uint32_t from = 0;
+  uint32_t first = 0, piece = 0; /* what is loaded */
+  bool last = false;
+#pragma unroll 1
   do {
-    /* The best entry beats all that come after it in this order. */
+    /* The best entry beats all that come after it in order. */
 #pragma unroll
     for (uint32_t u = 0; u < kTogether; ++u) {
+      const uint32_t at = piece * kLanes + own; /* 0: the head */
       const NoisyToken entry = entry_of(loaded[u].words);
-      if (loaded[u].e < loaded[u].held && entry.key >= best.key) list[atomicAdd(&room.held[team.index], 1u)] = entry;
+      if (at != 0 && at <= loaded[u].held && entry.key >= best.key) list[atomicAdd(&room.held[team.index], 1u)] = entry;
     }
-    from += kTogether * threads;
+    first += at_a_time;
+    if (first >= records.count) {
+      first = 0;
+      ++piece;
+    }
+    last = piece * kLanes > most;
     team.sync();
-    const bool last = from >= pairs;
     if (team.warp == 0) {
       /* Only what is in the frontier of these can be in that of all. */
       const uint32_t held = room.held[team.index];
@@ -102,12 +116,9 @@ __device__ __forceinline__ void join_frontiers(Context& context, const Team& tea
         joined.highest = sampling::value_of_key(top);
       }
     }
-    if (!last) {
-#pragma unroll
-      for (uint32_t u = 0; u < kTogether; ++u) loaded[u] = load(from + team.thread + u * threads);
-    }
+    if (!last) load_all(first, piece);
     team.sync();
-  } while (from < pairs);
+  } while (!last);
 }
 
 }  // namespace gpu

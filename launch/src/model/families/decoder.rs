@@ -265,7 +265,10 @@ impl Builder<'_> {
         let attrs = self.sampling_attrs(options);
         let second_pass = [drawn.records, drawn.logits, drawn.counts];
         let weighed = self.graph.op("sample_weigh", "sample_weigh", &second_pass, attrs.clone());
-        let lists = self.graph.op("sample_merge", "sample_merge", &[drawn.lists], attrs.clone());
+        let lists = match options.ranks {
+            1 => drawn.lists,
+            _ => self.graph.op("sample_merge", "sample_merge", &[drawn.lists], attrs.clone()),
+        };
         let inputs = [drawn.records, weighed, lists];
         self.graph.op_into("sample_reduce", "sample_reduce", &inputs, &[next_token], attrs);
     }
