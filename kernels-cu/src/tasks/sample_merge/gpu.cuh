@@ -26,15 +26,19 @@ struct SampleMerge : TaskCode {
     /* All are loaded at once, if there is room for them. */
     const bool held = count <= kHeld;
     uint64_t top = 0;
-#pragma unroll 4
-    for (uint32_t i = context.thread; i < count; i += kComputeThreads) {
-      const uint64_t key = listed_at(i);
-      if (held) work->keys[i] = key;
-      if (key > top) top = key;
+#pragma unroll 1
+    for (uint32_t i = context.thread; i < count; i += 4 * kComputeThreads) {
+#pragma unroll
+      for (uint32_t u = 0; u < 4; ++u) {
+        const uint32_t own = i + u * kComputeThreads;
+        const uint64_t key = own < count ? listed_at(own) : 0;
+        if (held && own < count) work->keys[own] = key;
+        if (key > top) top = key;
+      }
     }
     const auto key_at = [&](uint32_t i) { return held ? work->keys[i] : listed_at(i); };
     const Team team(context);
-    const FewKeys listed = select_few(context, team, count, wanted, top, &work->few, key_at, [&](uint32_t i, uint64_t key) { store_pair(list, i, key); });
+    const FewKeys listed = select_few(context, team, count, wanted, top, &work->few, key_at, own_keys(team, count, key_at), [&](uint32_t i, uint64_t key) { store_pair(list, i, key); });
     fill_list(team, list, listed.count, wanted);
     return MPK_OK;
   }

@@ -33,13 +33,17 @@ struct SamplePartial : TaskCode {
     Candidates candidates = {};
 #pragma unroll 1
     for (uint32_t sample = team.index; sample < samples; sample += team.count()) {
-      const SampleRow next(context, first + sample + team.count(), kept); /* not needed yet: its loads are under way */
+      const bool more = sample + team.count() < samples;
+      SampleRow next;
+      if (more) next.load(context, first + sample + team.count());
       SampleColumns::arrive();
       if (row.mode == sampling::kImpossible) context.fail(MPK_ABORT_KERNEL);
       else one_sample(context, team, columns, row, sample, bounded, value, work, candidates);
       bounded = false;
-      if (sample + team.count() < samples) columns.bring(value, team, context.input(0), sample + team.count());
+      if (more) columns.bring(value, team, context.input(0), sample + team.count());
       if (candidates.samples == team.warps() || candidates.used > (kPool >> team.shift()) / 2) list_frontiers(context, team, work, candidates);
+      if (!more) break;
+      next.resolve(kept);
       row = next;
     }
     if (candidates.samples != 0) list_frontiers(context, team, work, candidates);
@@ -110,8 +114,20 @@ struct SamplePartial : TaskCode {
         const uint32_t turn = j >> log_threads, i = 4 * (((turn / 4) << log_threads) + (j & (threads - 1))) + turn % 4;
         return i < columns.count ? sampling::key_of(value[i], columns.first_token + i) : 0;
       };
+      /* What fills up the last four is no token. Otherwise, an equal logit passes. */
+      const auto each_own = [&](uint32_t bound, auto take) {
+        const float least = sampling::value_of_key(static_cast<uint64_t>(bound) << 32);
+#pragma unroll 1
+        for (uint32_t i = 4 * team.thread; i < columns.count; i += 4 * threads) {
+          const float4 four = *reinterpret_cast<const float4*>(value + i);
+          const float own[4] = {four.x, four.y, four.z, four.w};
+#pragma unroll
+          for (uint32_t u = 0; u < 4; ++u)
+            if ((bound == 0 || own[u] >= least) && i + u < columns.count) take(sampling::key_of(own[u], columns.first_token + i + u));
+        }
+      };
       FewRoom* few = reinterpret_cast<FewRoom*>(SampleColumns::share(work->bound, team));
-      const FewKeys listed = select_few(context, team, 4 * threads * fours, s.top_k, mine.key, few, key_at, [&](uint32_t i, uint64_t key) { store_pair(list, i, key); });
+      const FewKeys listed = select_few(context, team, 4 * threads * fours, s.top_k, mine.key, few, key_at, each_own, [&](uint32_t i, uint64_t key) { store_pair(list, i, key); });
       fill_list(team, list, listed.count, s.top_k);
       return;
     }

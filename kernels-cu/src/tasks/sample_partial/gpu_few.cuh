@@ -21,12 +21,30 @@ struct FewKeys {
   bool in_order; /* the highest first */
 };
 
+/* For select_few: a thread's own keys by key_at. */
+template <typename KeyAt>
+struct OwnKeys {
+  const Team& team;
+  uint32_t count;
+  KeyAt key_at;
+  template <typename Take>
+  __device__ __forceinline__ void operator()(uint32_t bound, Take take) const {
+#pragma unroll 2
+    for (uint32_t i = team.thread; i < count; i += team.threads()) {
+      const uint64_t key = key_at(i);
+      if (key != 0 && static_cast<uint32_t>(key >> 32) >= bound) take(key);
+    }
+  }
+};
+template <typename KeyAt>
+__device__ __forceinline__ OwnKeys<KeyAt> own_keys(const Team& team, uint32_t count, KeyAt key_at) { return {team, count, key_at}; }
+
 /* As `select_keys`, and in order if few are wanted. `top` is the highest of the thread's own keys, those of key_at(thread),
- * key_at(thread + threads), ...; the threads call key_at for these only. The highest keys of groups of threads give a bound
- * that at least `wanted` keys reach, and hardly more. */
-template <typename KeyAt, typename Each>
+ * key_at(thread + threads), ...; the threads call key_at for these only. each_own(bound, take) calls take(key) for those of them whose
+ * upper half is `bound` at least. The highest keys of groups of threads give a bound that at least `wanted` keys reach, and hardly more. */
+template <typename KeyAt, typename EachOwn, typename Each>
 __device__ __forceinline__ FewKeys select_few(const Context& context, const Team& team, uint32_t count, uint32_t wanted, uint64_t top, FewRoom* room,
-                                              KeyAt key_at, Each each) {
+                                              KeyAt key_at, EachOwn each_own, Each each) {
   if (wanted <= FewRoom::kGroups) {
     /* A group has four threads of a team of all warps, two of a half, one of a quarter. */
     static_assert(kComputeThreads == 4 * FewRoom::kGroups && Team::kMostShift == 2, "two exchanges at most");
@@ -52,13 +70,10 @@ __device__ __forceinline__ FewKeys select_few(const Context& context, const Team
     team.sync();
     const uint32_t bound = room->bound;
     if (top != 0 && static_cast<uint32_t>(top >> 32) >= bound) {
-#pragma unroll 2
-      for (uint32_t i = team.thread; i < count; i += team.threads()) {
-        const uint64_t key = key_at(i);
-        if (key == 0 || static_cast<uint32_t>(key >> 32) < bound) continue;
+      each_own(bound, [&](uint64_t key) {
         const uint32_t place = atomicAdd(&room->found, 1u);
         if (place < FewRoom::kKeys) room->keys[place] = key;
-      }
+      });
     }
     team.sync();
     const uint32_t found = room->found;

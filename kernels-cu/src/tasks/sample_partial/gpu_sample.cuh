@@ -13,13 +13,24 @@ struct SampleRow {
   mpk_sampling sampling;
   uint32_t mode, position, slot;
 
-  __device__ __forceinline__ SampleRow(const Context& context, uint32_t sample, uint32_t kept) : sampling{}, mode(sampling::kUnused), position(0), slot(0) {
+  __device__ __forceinline__ SampleRow() : sampling{}, mode(sampling::kUnused), position(0), slot(0) {}
+  __device__ __forceinline__ SampleRow(const Context& context, uint32_t sample, uint32_t kept) : SampleRow() {
+    if (sample < context.slot->num_samples) {
+      load(context, sample);
+      resolve(kept);
+    }
+  }
+
+  /* In two steps: between them, loads are under way. */
+  __device__ __forceinline__ void load(const Context& context, uint32_t sample) {
     const mpk_batch* batch = context.batch();
-    if (sample >= context.slot->num_samples) return;
     const Context::Active active = Context::active(static_cast<uint32_t>(batch->sample_active[sample]));
     slot = active.slot;
     position = active.context + active.num_rows;
-    sampling = sampling::taken(batch->sampling == nullptr ? mpk_sampling{} : batch->sampling[slot], kept);
+    sampling = batch->sampling == nullptr ? mpk_sampling{} : batch->sampling[slot];
+  }
+  __device__ __forceinline__ void resolve(uint32_t kept) {
+    sampling = sampling::taken(sampling, kept);
     mode = sampling::mode_of(sampling, kept);
   }
 };
@@ -266,6 +277,7 @@ struct SampleRecords {
     count = records.dims[0] * parts;
   }
   __device__ __forceinline__ const uint32_t* at(uint32_t r) const {
+    if (count == parts) return first + r * part_stride; /* one rank */
     const uint32_t rank = quotient(r, parts);
     return first + rank * rank_stride + (r - rank * parts) * part_stride;
   }

@@ -180,18 +180,26 @@ struct SampleReduce : TaskCode {
     const uint32_t count = lists.dims[0] * lists.dims[1] * s.top_k;
     const bool held = count <= kHeld;
     uint64_t highest_key = 0;
-#pragma unroll 4
-    for (uint32_t i = context.thread; i < count; i += kComputeThreads) {
-      const uint64_t key = listed_at(i);
-      if (held) work->held[i] = key;
-      highest_key = max(highest_key, key);
-    }
     const SampleRecords records(context.input(0), 0);
+    uint4 head = {};
+    if (context.thread < records.count) head = head_of(records.at(context.thread));
 #pragma unroll 1
-    for (uint32_t r = context.thread; r < records.count; r += kComputeThreads) compare_hash(context, head_of(records.at(r)));
+    for (uint32_t i = context.thread; i < count; i += 4 * kComputeThreads) {
+#pragma unroll
+      for (uint32_t u = 0; u < 4; ++u) {
+        const uint32_t own = i + u * kComputeThreads;
+        const uint64_t key = own < count ? listed_at(own) : 0;
+        if (held && own < count) work->held[own] = key;
+        highest_key = max(highest_key, key);
+      }
+    }
+    if (context.thread < records.count) compare_hash(context, head);
+#pragma unroll 1
+    for (uint32_t r = context.thread + kComputeThreads; r < records.count; r += kComputeThreads) compare_hash(context, head_of(records.at(r)));
     context.sync(); /* `keys` is cleared */
     const auto key_at = [&](uint32_t i) { return held ? work->held[i] : listed_at(i); };
-    if (!select_few(context, Team(context), count, s.top_k, highest_key, &work->few, key_at, [&](uint32_t i, uint64_t key) { keys[i] = key; }).in_order)
+    const Team team(context);
+    if (!select_few(context, team, count, s.top_k, highest_key, &work->few, key_at, own_keys(team, count, key_at), [&](uint32_t i, uint64_t key) { keys[i] = key; }).in_order)
       sort(context, keys, size);
 
     const uint64_t top = keys[0];
@@ -224,7 +232,7 @@ struct SampleReduce : TaskCode {
       if (candidate.beats(best)) best = candidate;
       before += weight_of(key, highest, s);
     }
-    best = best_of_team(context, Team(context), best, work->warps);
+    best = best_of_team(context, team, best, work->warps);
     return best.key == 0 ? MPK_SAMPLE_NO_TOKEN : sampling::token_of_key(best.key);
   }
 

@@ -22,27 +22,28 @@ struct SampleWeigh : TaskCode {
 
     Work* work = reinterpret_cast<Work*>(context.work());
     float* value = SampleColumns::share(work->value, team);
-    bool weighs = row.mode == sampling::kFrontier;
-    if (weighs && team.index < samples) columns.bring(value, team, context.input(1), team.index);
 #pragma unroll 1
     for (uint32_t sample = team.index; sample < samples; sample += team.count()) {
-      const SampleRow next(context, first + sample + team.count(), kept); /* not needed yet: its loads are under way */
+      const bool weighs = row.mode == sampling::kFrontier, more = sample + team.count() < samples;
+      SampleRow next;
+      if (more) next.load(context, first + sample + team.count());
       Joined& joined = work->joined[team.index];
-      if (weighs) join_frontiers(context, team, SampleRecords(context.input(0), sample), work->join, joined);
+      /* The records are needed first. */
+      if (weighs)
+        join_frontiers(context, team, SampleRecords(context.input(0), sample), work->join, joined, [&] { columns.bring(value, team, context.input(1), sample); });
       SampleColumns::arrive();
       uint64_t all = 0;
       /* A frontier of one entry is the highest logit, which all filters keep. */
       if (weighs && joined.count > 1) all = one_sample(context, team, {columns, row, columns.counts_of(context.input(2), row), value, joined}, work);
-      const bool weighs_next = next.mode == sampling::kFrontier;
-      if (weighs_next && sample + team.count() < samples) columns.bring(value, team, context.input(1), sample + team.count());
       if (weighs) {
         if (context.lane == 0) work->all[context.warp] = all;
         team.sync();
         uint32_t* record = reinterpret_cast<uint32_t*>(context.output(0).addr) + static_cast<uint64_t>(sample) * context.output(0).strides[2];
         store(team, joined, work, record);
       }
+      if (!more) break;
+      next.resolve(kept);
       row = next;
-      weighs = weighs_next;
     }
     return MPK_OK;
   }

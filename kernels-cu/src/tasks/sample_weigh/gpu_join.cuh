@@ -25,8 +25,10 @@ struct JoinRoom {
   uint32_t held[Team::kMost];
 };
 
-/* A team: writes the frontier of all parts' entries of a sample to `joined`. Nobody may need what is in there. */
-__device__ __forceinline__ void join_frontiers(Context& context, const Team& team, const SampleRecords& records, JoinRoom& room, Joined& joined) {
+/* A team: writes the frontier of all parts' entries of a sample to `joined`. Nobody may need what is in there. Calls beside() while the
+ * first loads are under way. */
+template <typename Beside>
+__device__ __forceinline__ void join_frontiers(Context& context, const Team& team, const SampleRecords& records, JoinRoom& room, Joined& joined, Beside beside) {
   constexpr uint32_t kLanes = JoinRoom::kLanes, kTogether = JoinRoom::kTogether;
   static_assert(MPK_SAMPLE_ENTRIES == MPK_SAMPLE_ENTRY_WORDS && MPK_SAMPLE_WORDS == 4 * (MPK_SAMPLE_FRONTIER + 1), "a record is its head and 64 entries, 16 bytes each");
   const uint32_t lane = context.lane, threads = team.threads(), own = team.thread % kLanes;
@@ -56,6 +58,7 @@ __device__ __forceinline__ void join_frontiers(Context& context, const Team& tea
 #pragma unroll 1
   for (uint32_t first = (records.count - 1) / at_a_time * at_a_time;; first -= at_a_time) {
     load_all(first, 0);
+    if (first == 0) beside();
 #pragma unroll
     for (uint32_t u = 0; u < kTogether; ++u) {
       most = max(most, loaded[u].held);
@@ -79,6 +82,15 @@ __device__ __forceinline__ void join_frontiers(Context& context, const Team& tea
   top = highest_of_warp(team.of_warps(room.tops, lane, uint64_t{0}));
   best = best_of_warp(team.of_warps(room.bests, lane, NoisyToken{0, 0.0f}));
   most = min(warp_maximum(team.of_warps(room.most, lane, 0u)), MPK_SAMPLE_FRONTIER);
+  if (best.key == top) { /* the highest logit beats all others */
+    if (team.thread == 0) {
+      joined.frontier[0] = best;
+      joined.count = 1;
+      joined.highest = sampling::value_of_key(top);
+    }
+    team.sync();
+    return;
+  }
 
   NoisyToken* list = room.list + team.index * (JoinRoom::kList >> team.shift());
   uint32_t first = 0, piece = 0; /* what is loaded */

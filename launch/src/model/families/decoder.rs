@@ -74,6 +74,8 @@ impl Builder<'_> {
             parallel.then_some((0, of_vocabulary)),
         );
         let mut x = self.graph.op("embedding", "embedding", &[table], Attrs::new());
+        // A worker runs its tasks in this order. Here, every worker waits for all rows of the embedding anyway.
+        let counts = options.sampling.then(|| self.token_counts(sizes, options));
         for layer in 0..c.num_layers {
             let at = |name: &str| format!("model.layers.{layer}.{name}");
             let op = |name: &str| format!("layer{layer}.{name}");
@@ -164,9 +166,6 @@ impl Builder<'_> {
                 self.graph.weight("lm_head.weight", self.dtype, &[vocabulary, hidden], split)
             }
         };
-        // A worker runs its tasks in this order. A task that is not needed earlier is placed where the worker would
-        // wait.
-        let counts = options.sampling.then(|| self.token_counts(sizes, options));
         let lm_head = json!({"gather_samples": true, "output_dtype": "f32"});
         let logits = self.graph.op("lm_head", "linear", &[normed, head], attrs(lm_head));
         let next_token = self.persistent("batch.next_token", DType::I32, vec![u64::from(sizes.max_batch)]);
