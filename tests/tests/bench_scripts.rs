@@ -169,6 +169,32 @@ fn builds_take_turns_and_are_judged() {
     assert_eq!(compare([&programs, "/nonexistent"]).status.code(), Some(2));
 }
 
+/// Two batches of the tiny model; a shape and a folder that do not exist.
+#[test]
+fn the_cost_of_sampling_is_measured_and_judged() {
+    let _turn = Turn::take();
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let report = folder.path().join("report.json");
+    let bench = |arguments: &[&str]| {
+        let mut command = Command::new("python3");
+        command.arg(script("bench_sampling.py")).env("PYTHONDONTWRITEBYTECODE", "1").args(arguments);
+        command.output().expect("python3")
+    };
+    let build = format!("mpk={}", binary().parent().expect("a folder").display());
+    let (model, file) = (model(), report.display().to_string());
+    let sizes = ["--steps", "5", "--rounds", "1", "--batch", "1", "3", "--backend", "cpu"];
+    let done = bench(&[&["--build", &build, "--model", &model, "--json", &file], &sizes[..]].concat());
+    let text = String::from_utf8_lossy(&done.stdout);
+    assert!(done.status.success(), "{text}{}", String::from_utf8_lossy(&done.stderr));
+    assert!(text.contains("batch 3, us a step") && text.contains("right: the same tokens"), "{text}");
+    let found: Value = serde_json::from_slice(&std::fs::read(&report).expect("a report")).expect("JSON");
+    let rows = found["rows"].as_array().expect("rows");
+    assert_eq!(rows.len(), 14);
+    assert!(rows.iter().all(|row| row["us"]["mpk"][0].as_f64() > Some(0.0)), "{found}");
+    assert_eq!(bench(&["--build", &build, "--model", "nosuch"]).status.code(), Some(2));
+    assert_eq!(bench(&["--build", "mpk=/nonexistent"]).status.code(), Some(2));
+}
+
 #[test]
 fn a_session_runs_its_parts_and_writes_what_they_measured() {
     let _turn = Turn::take();
