@@ -250,8 +250,8 @@ fn with_sampling_requests_without_log_probabilities_are_left_alone() {
             let each = got[output].words().len() / samples;
             let row = |tensors: &[TestTensor], s: usize| tensors[output].words()[s * each..][..each].to_vec();
             let untouched = TestTensor::poisoned(DType::U32, &[each as u32]).words();
-            for s in 0..samples {
-                let expected = if sampling[s].logprobs == 0 { untouched.clone() } else { row(&all, s) };
+            for (s, request) in sampling.iter().enumerate() {
+                let expected = if request.logprobs == 0 { untouched.clone() } else { row(&all, s) };
                 assert_eq!(row(&got, s), expected, "{isa:?}: output {output}, sample {s}");
             }
         }

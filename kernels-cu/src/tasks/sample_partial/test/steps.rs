@@ -190,7 +190,7 @@ pub(super) fn sample(case: &Case, world: u32, parts: u32) -> (Vec<u32>, TestTens
         global[0] = u64::from(world);
         records.push(found.pop().unwrap());
         // A single rank does without `sample_merge`; here, it has it for some numbers of parts.
-        let merges = world > 1 || parts % 2 == 0;
+        let merges = world > 1 || parts.is_multiple_of(2);
         lists.push(match merges {
             true => step("sample_merge", vec![(own, global, slices.clone())]).remove(0),
             false => own,
