@@ -190,8 +190,8 @@ fn changing(emulator: &Emulator, name: &str, changes: &[(&str, &str, &str)]) -> 
     folder
 }
 
-/// Every way to choose a token, of several samples a task. So it is with so little room that the candidates of a sample do not fit and
-/// that lists are found digit by digit, by warps of which all but the first are slow. Candidates that get lost are seen.
+/// Every way to choose a token, of several samples a task. The same holds with so little room that the candidates of a sample do not fit
+/// and that lists are found digit by digit, by warps of which all but the first are slow. Lost candidates are detected.
 #[test]
 fn tokens_are_the_cpus_whatever_the_sampling() {
     let Some(emulator) = Emulator::quick() else { return };

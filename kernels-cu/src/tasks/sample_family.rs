@@ -1,16 +1,16 @@
 //! What the sampling operators share: `sample_partial`, `sample_merge`, `sample_weigh` and `sample_reduce`.
 //!
-//! They find the token of each sample, also of greedy ones: a graph that has them takes the tokens from nothing else.
-//! Each rank looks at its columns of the logits only.
-//! The order is: penalties, temperature, min-p, top-k, top-p, noise.
+//! They find the token of each sample, including greedy ones; in a graph that has them, they alone choose the tokens. Each
+//! rank looks at its columns of the logits only. The order is: penalties, temperature, min-p, top-k, top-p, noise.
 //!
 //! 1. `sample_partial` processes, for each sample and part of the columns, the logits and adds noise. It finds the
 //!    highest logit and the *frontier*: the tokens that no other one beats both in order (higher logit, lower token
 //!    among equals) and in noisy value. Each of the three filters keeps the first tokens in order. The highest noisy
-//!    value among any number of first tokens is in the frontier, which has about ten entries. For a request with both
-//!    top-k and top-p, it returns the `top_k` highest logits instead.
+//!    value among any number of first tokens is in the frontier, which has about ten entries. For a request with top-k,
+//!    if that is small or there is top-p, it returns the `top_k` highest logits instead.
 //! 2. `sample_weigh`, the second pass, joins all ranks' frontiers. For each entry it returns the number and the weight
-//!    of the part's tokens before it. A single entry, the highest logit, is drawn anyway and needs none. `sample_merge` joins the lists of a rank's parts.
+//!    of the part's tokens before it. A single entry, the highest logit, is always drawn and needs neither. On several
+//!    ranks, `sample_merge` joins the lists of a rank's parts.
 //! 3. `sample_reduce` adds these up, and takes the last entry of the frontier that the filters keep.
 //!
 //! So two small exchanges give the exact result for any logits and any number of tokens that a filter keeps. Weights
@@ -30,6 +30,8 @@ pub const MOST_LISTED: u32 = MPK_SAMPLE_MOST_LISTED;
 
 /// Maximum number of columns of a part. The GPU code has room for two samples of so many, or for four of half as many.
 pub(crate) const MOST_COLUMNS: u32 = 5376;
+/// Maximum number of entries of the lists that a task joins. The GPU code divides numbers below 2^20 only.
+const MOST_LISTED_TOGETHER: u64 = (1 << 20) - 1;
 /// Minimum number of columns of a part, if the rank has that many. With smaller parts there is only more to exchange.
 const FEWEST_COLUMNS: u64 = 2048;
 
@@ -55,6 +57,13 @@ impl Numbers {
         if numbers.slices == 0 || numbers.parts == 0 || !(1..=MOST_LISTED).contains(&numbers.kept) {
             return Err(OpError(format!("`slices` and `parts` must be above 0, `kept` 1 to {MOST_LISTED}")));
         }
+        let listed = u64::from(numbers.slices.max(numbers.parts)) * u64::from(numbers.kept);
+        if listed > MOST_LISTED_TOGETHER {
+            return Err(OpError(format!(
+                "lists of {} logits from {} slices or {} parts are more than {MOST_LISTED_TOGETHER} together",
+                numbers.kept, numbers.slices, numbers.parts
+            )));
+        }
         Ok(numbers)
     }
 
@@ -73,10 +82,14 @@ impl Numbers {
 /// What a sample costs in a task beside its columns, as if it had so many more of them: barriers, and what one warp does.
 const SAMPLE_COLUMNS: u64 = 1536;
 
+/// What it costs if parts cut tiles, likewise. On an H200, 31 parts instead of 33 cost 7 us at batch 8, of which their width is one; a
+/// thousand columns of two samples take about 1 us (results/log.md, 2026-11-29).
+const CUT_TILES_COLUMNS: u64 = 8192;
+
 /// The attribute `parts`, for graphs with room for `samples` samples, whose logits come in `tiles` tiles of columns a rank.
 /// Each of a rank's `workers` has one task, if the parts are not too wide then. Of the ways to share parts and samples among
 /// the workers, this is the one that takes the least time; of equal ones, the one with the fewest parts, since all parts'
-/// records are joined. If it can, a part ends where a tile does: it then waits for its own tiles only. Otherwise the builder
+/// records are joined. It counts that parts which end where a tile does wait for their own tiles only. Otherwise the builder
 /// may join the events of neighbours, up to one event of all tiles.
 pub fn parts(vocabulary: u64, world: u32, samples: u32, workers: u32, tiles: u32) -> u32 {
     let share = vocabulary.div_ceil(u64::from(world.max(1)));
@@ -88,8 +101,8 @@ pub fn parts(vocabulary: u64, world: u32, samples: u32, workers: u32, tiles: u32
         let rounds = (parts * groups).div_ceil(workers);
         rounds * samples.div_ceil(groups) * (share.div_ceil(parts) + SAMPLE_COLUMNS)
     };
-    let cuts_tiles = |parts: u64| u64::from(tiles) % parts != 0;
-    (least..=most).min_by_key(|&parts| (cuts_tiles(parts), cost(parts), parts)).unwrap_or(least) as u32
+    let waiting = |parts: u64| if u64::from(tiles).is_multiple_of(parts) { 0 } else { CUT_TILES_COLUMNS };
+    (least..=most).min_by_key(|&parts| (cost(parts) + waiting(parts), parts)).unwrap_or(least) as u32
 }
 
 /// The samples are processed in so many groups, a task for each part and group: one task for each worker, or a few less.

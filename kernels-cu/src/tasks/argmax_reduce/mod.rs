@@ -8,7 +8,9 @@
 //! first; where there are fewer tokens, token -1 and -infinity; with `log_sum` also 3. `log_sum` u32 `[max_batch, 3]`
 //! (`params.h` defines the words), from which [`super::token_logprob`] computes the log-probability of any token.
 //!
-//! Attributes: `top_k` (default 0), the same as for `argmax_partial`; `log_sum` (default false), which needs `top_k` > 0.
+//! Attributes: `top_k` (default 0), the same as for `argmax_partial`; `log_sum` (default false), which needs `top_k` > 0;
+//! `sampled` (default false), the same as for `argmax_partial`: then `sample_reduce` writes the tokens that count, and
+//! output 0 is any tensor. The outputs of a request without log-probabilities are not written.
 //!
 //! One task per sample: arguments `[sample, 0..]`. A record whose hash of the batch state differs from this rank's ends
 //! the run (`MPK_ABORT_DIVERGED`).

@@ -1,8 +1,8 @@
 //! `sample_merge`: joins the lists of a rank's parts, a step of sampling (`sample_family.rs`).
 //!
 //! Input: `lists` of `sample_partial`. Output, split on dimension 0: u32 [slices, 1, samples, 2 kept], the same pairs for
-//! all the rank's columns. So ranks exchange one list each. A single rank does without. Written only for requests with both top-k and top-p. One task per sample: arguments `[0, 0,
-//! 0, sample, 0..]`.
+//! all the rank's columns. So ranks exchange one list each; a single rank does without. Written only for requests that
+//! take lists. One task per sample: arguments `[0, 0, 0, sample, 0..]`.
 
 use crate::abi::{mpk_sample_merge_params, mpk_task_sample_merge, params_words};
 use crate::registry::{GpuSite, Registration};

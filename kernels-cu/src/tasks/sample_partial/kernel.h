@@ -75,6 +75,9 @@ int partial_of(const mpk_kernel_args* args, const Row& row, uint32_t sample) {
   uint32_t* record = reinterpret_cast<uint32_t*>(records.addr) + uint64_t{sample} * records.strides[2];
   record[MPK_SAMPLE_HASH] = folded(args->batch->hash);
   if (row.mode == kList) {
+    record[MPK_SAMPLE_HIGHEST] = bits_of(-INFINITY);
+    record[MPK_SAMPLE_HIGHEST_TOKEN] = MPK_SAMPLE_NO_TOKEN;
+    record[MPK_SAMPLE_COUNT] = 0;
     uint32_t* list = reinterpret_cast<uint32_t*>(lists.addr) + uint64_t{sample} * lists.strides[2];
     list_highest(columns, row.sampling, reinterpret_cast<uint64_t*>(args->scratch), list);
     return MPK_OK;

@@ -21,8 +21,8 @@ typedef struct mpk_sample_partial_params {
 
 /* A record: the highest logit with its token, the number of entries, the two halves of the batch state's hash, one xor the other,
  * then entries (logit, noisy value, token, a word without meaning) of the part's frontier, the highest noisy value first, so the
- * lowest logit first. Its head and each entry have 16 bytes, which are loaded at once. For a request that takes lists, the hash is
- * all that a record says. */
+ * lowest logit first. Its head and each entry have 16 bytes, which are loaded at once. For a request that takes lists, a
+ * record has the hash, but no logit and no entries. */
 enum mpk_sample_record {
   MPK_SAMPLE_HIGHEST = 0,
   MPK_SAMPLE_HIGHEST_TOKEN = 1,

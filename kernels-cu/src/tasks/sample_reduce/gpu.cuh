@@ -14,7 +14,7 @@ struct SampleReduce : TaskCode {
     const uint32_t sample = static_cast<uint32_t>(context.slot->task.args[3]);
     const SampleRow row(context, sample, kept);
     if (row.mode == sampling::kImpossible) context.fail(MPK_ABORT_KERNEL);
-    const int code = context.wait_inputs();
+    const int code = context.wait_inputs(/*loads_under_way=*/false, /*always=*/true);
     if (code != MPK_OK || sample >= context.slot->num_samples) return code;
 
     Work* work = reinterpret_cast<Work*>(context.work());

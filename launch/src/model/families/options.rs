@@ -22,7 +22,7 @@ pub struct GraphOptions {
     pub backend: Backend,
     /// Number of log-probabilities per token.
     pub top_k: u32,
-    /// Number of ranks. The argmax exchange has a slice for each.
+    /// Number of ranks. What they exchange to choose tokens has a slice for each.
     pub ranks: u32,
     /// Number of column tiles of each rank's logits.
     pub argmax_tiles: u32,
