@@ -21,6 +21,41 @@ struct FewKeys {
   bool in_order; /* the highest first */
 };
 
+/* The keys of a sample's lists [ranks, lists of a rank, 1, words], `wanted` of each. They stay in shared memory, if there is room. */
+struct ListedKeys {
+  static constexpr uint32_t kRoom = 4096;
+  const uint32_t* first;
+  uint64_t rank_stride, list_stride;
+  uint32_t lists_of_rank, wanted, count;
+  uint64_t* room; /* NULL: too many */
+
+  __device__ __forceinline__ ListedKeys(const mpk_operand& lists, uint32_t wanted_, uint64_t* room_)
+      : first(reinterpret_cast<const uint32_t*>(lists.addr)), rank_stride(lists.strides[0]), list_stride(lists.strides[1]), lists_of_rank(lists.dims[1]), wanted(wanted_),
+        count(lists.dims[0] * lists.dims[1] * wanted_), room(count <= kRoom ? room_ : nullptr) {}
+
+  __device__ __forceinline__ uint64_t load(uint32_t i) const {
+    const uint32_t list = quotient(i, wanted), rank = quotient(list, lists_of_rank);
+    return pair_key(first + rank * rank_stride + (list - rank * lists_of_rank) * list_stride, i - list * wanted);
+  }
+  /* Loads the thread's own keys, four at once. Returns the highest of them. */
+  __device__ __forceinline__ uint64_t bring(uint32_t thread) const {
+    uint64_t top = 0;
+#pragma unroll 1
+    for (uint32_t i = thread; i < count; i += 4 * kComputeThreads) {
+#pragma unroll
+      for (uint32_t u = 0; u < 4; ++u) {
+        const uint32_t own = i + u * kComputeThreads;
+        const uint64_t key = own < count ? load(own) : 0;
+        if (room != nullptr && own < count) room[own] = key;
+        top = max(top, key);
+      }
+    }
+    return top;
+  }
+  /* One of the thread's own. */
+  __device__ __forceinline__ uint64_t operator()(uint32_t i) const { return room != nullptr ? room[i] : load(i); }
+};
+
 /* For select_few: a thread's own keys by key_at. */
 template <typename KeyAt>
 struct OwnKeys {

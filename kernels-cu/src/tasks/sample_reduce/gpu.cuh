@@ -33,12 +33,10 @@ struct SampleReduce : TaskCode {
   static constexpr uint32_t kMostListed = 1024; /* MOST_LISTED in sample_family.rs */
   /* Entries that are added up at a time, usually all that there are. A thread adds one entry of each kShares-th record. */
   static constexpr uint32_t kEntries = 16, kShares = kComputeThreads / kEntries;
-  /* Listed logits that are kept in shared memory, if there are not more. */
-  static constexpr uint32_t kHeld = 4096;
   struct Work {
     union {
       struct {
-        uint64_t keys[kMostListed], held[kHeld];
+        uint64_t keys[kMostListed], held[ListedKeys::kRoom];
         FewRoom few;
       };
       struct {
@@ -167,39 +165,21 @@ struct SampleReduce : TaskCode {
   /* Chooses from the top_k highest logits of all lists. All threads get the same token. */
   static __device__ __forceinline__ uint32_t from_list(Context& context, const SampleRow& row, Work* work) {
     const mpk_sampling& s = row.sampling;
-    const mpk_operand& lists = context.input(2); /* [ranks, lists of a rank, 1, words] */
-    const uint32_t* first = reinterpret_cast<const uint32_t*>(lists.addr);
+    const ListedKeys listed(context.input(2), s.top_k, work->held);
     uint64_t* keys = work->keys;
     uint32_t size = 2; /* the number of sorted entries */
     while (size < s.top_k) size *= 2;
     for (uint32_t i = context.thread; i < size; i += kComputeThreads) keys[i] = 0;
-    const auto listed_at = [&](uint32_t i) {
-      const uint32_t list = quotient(i, s.top_k), rank = quotient(list, lists.dims[1]);
-      return pair_key(first + rank * uint64_t{lists.strides[0]} + (list - rank * lists.dims[1]) * uint64_t{lists.strides[1]}, i - list * s.top_k);
-    };
-    const uint32_t count = lists.dims[0] * lists.dims[1] * s.top_k;
-    const bool held = count <= kHeld;
-    uint64_t highest_key = 0;
     const SampleRecords records(context.input(0), 0);
     uint4 head = {};
     if (context.thread < records.count) head = head_of(records.at(context.thread));
-#pragma unroll 1
-    for (uint32_t i = context.thread; i < count; i += 4 * kComputeThreads) {
-#pragma unroll
-      for (uint32_t u = 0; u < 4; ++u) {
-        const uint32_t own = i + u * kComputeThreads;
-        const uint64_t key = own < count ? listed_at(own) : 0;
-        if (held && own < count) work->held[own] = key;
-        highest_key = max(highest_key, key);
-      }
-    }
+    const uint64_t highest_key = listed.bring(context.thread);
     if (context.thread < records.count) compare_hash(context, head);
 #pragma unroll 1
     for (uint32_t r = context.thread + kComputeThreads; r < records.count; r += kComputeThreads) compare_hash(context, head_of(records.at(r)));
     context.sync(); /* `keys` is cleared */
-    const auto key_at = [&](uint32_t i) { return held ? work->held[i] : listed_at(i); };
     const Team team(context);
-    if (!select_few(context, team, count, s.top_k, highest_key, &work->few, key_at, own_keys(team, count, key_at), [&](uint32_t i, uint64_t key) { keys[i] = key; }).in_order)
+    if (!select_few(context, team, listed.count, s.top_k, highest_key, &work->few, listed, own_keys(team, listed.count, listed), [&](uint32_t i, uint64_t key) { keys[i] = key; }).in_order)
       sort(context, keys, size);
 
     const uint64_t top = keys[0];
