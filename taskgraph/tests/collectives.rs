@@ -5,19 +5,25 @@ mod builder_support;
 
 use builder_support::*;
 use serde_json::json;
-use std::collections::BTreeMap;
-use taskgraph::task_graph::{Operand, core_types};
+use std::collections::{BTreeMap, BTreeSet};
+use taskgraph::task_graph::{Operand, Task, core_types};
 use taskgraph::*;
 
 const EVEN: Split = Split::Even { unit: 1 };
 
+/// Every placement and lowering, with blocks that are sent as a whole and in small pieces.
 fn every_option(world: u32, workers: u32) -> impl Iterator<Item = BuildOptions> {
-    [Placement::Static, Placement::Dynamic].into_iter().flat_map(move |placement| {
+    let whole = [Placement::Static, Placement::Dynamic].into_iter().flat_map(move |placement| {
         [Allreduce::CopyReduce, Allreduce::OneShot, Allreduce::TwoShot].map(|allreduce| BuildOptions {
             placement,
             allreduce,
             ..BuildOptions::new(world, Target::cpu(workers))
         })
+    });
+    whole.flat_map(|options| {
+        let mut in_pieces = options.clone();
+        in_pieces.target.tuning.set("allgather.piece_bytes", 16);
+        [options, in_pieces]
     })
 }
 
@@ -125,6 +131,51 @@ fn a_split_input_is_gathered_for_its_reader() {
             for o in every_option(world, 2) {
                 check(&g, &o);
             }
+        }
+    }
+}
+
+/// A large block is sent in pieces by several workers. A piece knows its first row, since only rows in use are sent.
+#[test]
+fn large_blocks_are_sent_in_pieces() {
+    let mut g = OpGraph::new("pieces", capacity());
+    let x = g.input("x", DType::F32, &[4, 16]);
+    g.tensor_mut(x).rows = Rows::Tokens;
+    let w = g.weight("w", DType::F32, &[20, 16], Some((0, EVEN)));
+    let a = g.op("a", "linear", &[x, w], Attrs::new());
+    let y = g.op("y", "allgather", &[a], Attrs::new());
+    g.tensor_mut(y).output = true;
+    for o in every_option(2, 3).filter(|o| o.placement == Placement::Static) {
+        let wanted = if o.target.tuning.is_empty() { vec![0] } else { vec![0, 1, 2] };
+        for graph in check(&g, &o) {
+            let copies: Vec<&Task> =
+                graph.tasks.iter().filter(|t| graph.type_name(t) == core_types::NVSHMEM_COPY).collect();
+            assert_eq!(copies.iter().map(|t| t.args[0]).collect::<Vec<_>>(), wanted);
+            let mut workers: Vec<u32> = copies.iter().filter_map(|t| t.worker).collect();
+            workers.dedup();
+            assert_eq!(workers.len(), wanted.len());
+        }
+    }
+}
+
+/// Copies of different tensors are on different workers, so that none waits for another.
+#[test]
+fn gathered_tensors_take_turns_on_the_workers() {
+    let mut g = OpGraph::new("turns", capacity());
+    let x = g.input("x", DType::F32, &[4, 16]);
+    let parts = ["a", "b"].map(|name| {
+        let w = g.weight(&format!("w_{name}"), DType::F32, &[20, 16], Some((0, EVEN)));
+        g.op(name, "linear", &[x, w], Attrs::new())
+    });
+    for (part, name) in parts.into_iter().zip(["all_a", "all_b"]) {
+        let whole = g.op(name, "allgather", &[part], Attrs::new());
+        g.tensor_mut(whole).output = true;
+    }
+    for o in every_option(2, 8).filter(|o| o.placement == Placement::Static && !o.target.tuning.is_empty()) {
+        for graph in check(&g, &o) {
+            let copies = graph.tasks.iter().filter(|t| graph.type_name(t) == core_types::NVSHMEM_COPY);
+            let workers: BTreeSet<u32> = copies.clone().filter_map(|t| t.worker).collect();
+            assert_eq!((copies.count(), workers.len()), (8, 8));
         }
     }
 }

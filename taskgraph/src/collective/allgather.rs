@@ -1,11 +1,13 @@
 //! `allgather`: gives every rank all of a split tensor.
 
 use super::contract::{Collective, CollectiveOp, Exchange, Lowered, Operand, Placed, Send, Step};
-use super::moves::{Move, local_copies, moves, overlaps, rows_kind_of_blocks, split_dim};
+use super::moves::{Move, PIECE_BYTES, cut, local_copies, moves, overlaps, rows_kind_of_blocks, split_dim};
 use crate::op_graph::{Attrs, Role};
 use crate::region::Region;
 use crate::split::Sharding;
+use crate::target::Target;
 use crate::task_type::{Need, OpError, OpView, OperandView, ShardRule, TensorType};
+use crate::tuning::Knob;
 
 /// `allgather(x)`: gives every rank all of a split tensor.
 #[derive(Debug)]
@@ -14,6 +16,10 @@ pub struct AllGather;
 impl Collective for AllGather {
     fn name(&self) -> &'static str {
         "allgather"
+    }
+
+    fn knobs(&self) -> &'static [&'static Knob] {
+        &[&PIECE_BYTES]
     }
 
     fn infer(&self, op: &OpView<'_>) -> Result<TensorType, OpError> {
@@ -56,7 +62,7 @@ impl Collective for AllGather {
             });
         let mut steps = Vec::new();
         if world > 1 {
-            let mut sends = to_peers(&lists, world);
+            let mut sends = to_peers(&lists, input.ty.dtype.size(), &op.options.target);
             if staged {
                 let all = sends.iter_mut().flatten();
                 all.for_each(|send| send.source = send.source.map(|_| send.target));
@@ -66,9 +72,10 @@ impl Collective for AllGather {
                 target: Operand::Output,
                 rows_kind,
                 sends,
-                rows_per_index: 0,
+                rows_per_index: 1,
                 between_all: true,
                 completes: None,
+                follows: false,
             }));
         }
         if placed.is_none() {
@@ -83,14 +90,16 @@ impl Collective for AllGather {
     }
 }
 
-/// What each rank sends to the others; all sends to a receiver trigger one event of it. A rank without data for a peer signals,
-/// so that every rank hears from every other rank.
-pub(super) fn to_peers(lists: &[Vec<Move>], world: u32) -> Vec<Vec<Send>> {
+/// What each rank sends to the others, in pieces of the blocks, whose elements have `size` bytes; all sends to a receiver trigger one event
+/// of it. A rank without data for a peer signals, so that every rank hears from every other rank.
+pub(super) fn to_peers(lists: &[Vec<Move>], size: u64, machine: &Target) -> Vec<Vec<Send>> {
+    let world = lists.len() as u32;
     let mut all = Vec::with_capacity(lists.len());
     for (rank, list) in lists.iter().enumerate() {
         let mut sends: Vec<Send> = list
             .iter()
             .filter(|m| m.to as usize != rank)
+            .flat_map(|m| cut(*m, size, world - 1, machine))
             .map(|m| Send { to: m.to, source: Some(m.source), target: m.target, event: 0 })
             .collect();
         for peer in (0..world).filter(|&p| p as usize != rank) {

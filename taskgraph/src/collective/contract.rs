@@ -214,6 +214,9 @@ pub struct Exchange {
     /// before. A rank that has all shares then knows that the earlier exchange is done on every rank. This is a hint to the memory plan;
     /// the verifier proves what follows from it.
     pub completes: Option<usize>,
+    /// Its copies go to the workers of the slot before, in the same proportion, because these have computed what is sent. Otherwise they
+    /// take turns with other slots that have fewer tasks than workers, so that none of these waits for another.
+    pub follows: bool,
 }
 
 /// One copy from a rank to a peer.

@@ -2,11 +2,20 @@
 
 use super::contract::{Operand, TaskStep};
 use crate::op_graph::Rows;
-use crate::region::Region;
+use crate::region::{MAX_DIMS, Region};
 use crate::split::Sharding;
 use crate::target::Target;
 use crate::task_graph::core_types;
 use crate::task_type::{Access, TaskSpec};
+use crate::tuning::Knob;
+
+/// A copy is one task, so the time of a large block is that of one worker. Therefore blocks are sent in pieces.
+pub(super) const PIECE_BYTES: Knob = Knob {
+    name: "allgather.piece_bytes",
+    default: 4 << 10,
+    candidates: &[2 << 10, 4 << 10, 8 << 10, 16 << 10, 1 << 30],
+    about: "blocks that ranks send to each other are cut into pieces of at least so many bytes, at most one for each worker",
+};
 
 /// A block that one rank holds and that another rank needs, or the same rank needs at another place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -125,6 +134,40 @@ fn meet(
     Some((source, target))
 }
 
+/// Cuts a block of elements of `size` bytes into pieces for the workers of `machine`, which also send to the other `peers` - 1 peers. The
+/// pieces are whole in the last dimensions as far as possible.
+pub(super) fn cut(block: Move, size: u64, peers: u32, machine: &Target) -> Vec<Move> {
+    let bytes = block.source.volume() * size;
+    let most = u64::from(machine.max_tiles / peers.max(1)).max(1);
+    let mut wanted = (bytes / machine.tuned(&PIECE_BYTES).max(1)).clamp(1, most) as u32;
+    let mut pieces = vec![block];
+    for dim in 0..MAX_DIMS {
+        let extent = block.source.hi[dim] - block.source.lo[dim];
+        // The last dimension that is longer than 1 may be that of columns.
+        let is_last = (dim + 1..MAX_DIMS).all(|d| block.source.hi[d] - block.source.lo[d] <= 1);
+        let unit = if is_last { machine.column_unit.max(1) } else { 1 };
+        let units = extent.div_ceil(unit);
+        let count = units.min(wanted).max(1);
+        if count > 1 {
+            let at = |i: u32| (u64::from(units) * u64::from(i) / u64::from(count)) as u32 * unit;
+            let part = |region: Region, i: u32| {
+                let (first, end) = (at(i), at(i + 1).min(extent));
+                region.with(dim, region.lo[dim] + first, region.lo[dim] + end)
+            };
+            let parts = |m: Move| {
+                (0..count).map(move |i| Move {
+                    to: m.to,
+                    source: part(m.source, i),
+                    target: part(m.target, i),
+                })
+            };
+            pieces = pieces.into_iter().flat_map(parts).collect();
+        }
+        wanted /= count;
+    }
+    pieces
+}
+
 /// Tasks that move the blocks that each rank holds itself (`list` has those of each rank) from `source` to `target`, cut along
 /// the last dimension.
 pub fn local_copies(
@@ -239,6 +282,47 @@ mod tests {
         let reads: Vec<_> = step.tasks[0].iter().map(|t| columns(&t.reads[0])).collect();
         let writes: Vec<_> = step.tasks[0].iter().map(|t| columns(&t.writes[0])).collect();
         assert_eq!((reads, writes), (vec![(0, 16), (16, 20)], vec![(40, 56), (56, 60)]));
+    }
+
+    /// A large block is sent in pieces that cover it once, and keep their places in source and target.
+    #[test]
+    fn pieces_cover_their_block_once() {
+        let machine = Target { max_tiles: 132, ..Target::cpu(132) };
+        let block = |dims: &[u32]| {
+            let source = Region::whole(dims);
+            let mut target = source;
+            (target.lo[0], target.hi[0]) = (source.lo[0] + 5, source.hi[0] + 5);
+            Move { to: 1, source, target }
+        };
+        let cases: [(&[u32], u64, u32, usize); 8] = [
+            (&[1, 33, 8, 260], 4, 1, 66), // 274,560 bytes: two pieces for each of 33 parts
+            (&[1, 33, 8, 260], 4, 3, 33), // three peers share 132 workers
+            (&[1, 12, 8, 260], 4, 3, 24),
+            (&[8, 128], 4, 1, 1), // 4 KiB
+            (&[1, 75_968], 4, 1, 74),
+            (&[4, 1000], 2, 1, 1),
+            (&[300, 4096], 4, 1, 132),
+            (&[16_384], 1, 1, 4),
+        ];
+        for (dims, size, peers, count) in cases {
+            let whole = block(dims);
+            let pieces = cut(whole, size, peers, &machine);
+            assert_eq!(pieces.len(), count, "{dims:?}");
+            assert_eq!(
+                pieces.iter().map(|p| p.source.volume()).sum::<u64>(),
+                whole.source.volume(),
+                "{dims:?}"
+            );
+            for (i, piece) in pieces.iter().enumerate() {
+                assert!(!piece.source.is_empty() && whole.source.contains(&piece.source));
+                assert!(pieces[i + 1..].iter().all(|other| !other.source.overlaps(&piece.source)));
+                for d in 0..MAX_DIMS {
+                    let shift = if d == 0 { 5 } else { 0 };
+                    assert_eq!(piece.target.lo[d], piece.source.lo[d] + shift);
+                    assert_eq!(piece.target.hi[d], piece.source.hi[d] + shift);
+                }
+            }
+        }
     }
 
     #[test]

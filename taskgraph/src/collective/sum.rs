@@ -203,6 +203,7 @@ impl Sum {
             rows_per_index: 1,
             between_all: true,
             completes: None,
+            follows: true,
         })
     }
 
@@ -224,6 +225,7 @@ impl Sum {
             rows_per_index: 1,
             between_all: true,
             completes: Some(0),
+            follows: true,
         })
     }
 

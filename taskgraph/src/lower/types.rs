@@ -117,6 +117,8 @@ pub(crate) struct Table {
     pub to_all: bool,
     /// True if every rank has one event.
     pub one_event: bool,
+    /// [`Exchange::follows`](crate::collective::Exchange::follows).
+    pub follows: bool,
 }
 
 /// The kind of a slot.

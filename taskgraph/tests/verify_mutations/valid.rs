@@ -63,6 +63,10 @@ pub fn valid(
     }
     // Nodes of two ranks. With three ranks the last one is alone, so that `hierarchical` has a real hierarchy.
     options.nodes = (0..options.world).map(|rank| rank / 2).collect();
+    if random.chance(50) {
+        // Blocks are sent in pieces.
+        options.target.tuning.set("allgather.piece_bytes", 16);
+    }
     let shape = owned_shape(random);
     if let Some(like) = like {
         options = like.clone();

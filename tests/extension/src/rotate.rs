@@ -31,6 +31,7 @@ impl Collective for Rotate {
                 rows_per_index: 0,
                 between_all: true,
                 completes: None,
+                follows: false,
             })],
             ..Lowered::default()
         })

@@ -258,18 +258,26 @@ impl Builder<'_> {
         Drawn { logits, counts, records, lists }
     }
 
-    /// The other sampling steps. All workers are needed for the second pass over the logits, so it does not wait for the few that
-    /// merge lists.
+    /// The other sampling steps. Several ranks merge their lists and send them while all workers wait for the other ranks' records anyway.
     fn sample_reduce(&mut self, options: &GraphOptions, drawn: Drawn, next_token: TensorId) {
         let attrs = self.sampling_attrs(options);
-        let second_pass = [drawn.records, drawn.logits, drawn.counts];
-        let weighed = self.graph.op("sample_weigh", "sample_weigh", &second_pass, attrs.clone());
+        let records = self.gathered("sample_partial.allgather", drawn.records);
         let lists = match options.ranks {
             1 => drawn.lists,
-            _ => self.graph.op("sample_merge", "sample_merge", &[drawn.lists], attrs.clone()),
+            _ => {
+                let merged = self.graph.op("sample_merge", "sample_merge", &[drawn.lists], attrs.clone());
+                self.gathered("sample_merge.allgather", merged)
+            }
         };
-        let inputs = [drawn.records, weighed, lists];
+        let second_pass = [records, drawn.logits, drawn.counts];
+        let weighed = self.graph.op("sample_weigh", "sample_weigh", &second_pass, attrs.clone());
+        let inputs = [records, weighed, lists];
         self.graph.op_into("sample_reduce", "sample_reduce", &inputs, &[next_token], attrs);
+    }
+
+    /// What all ranks have of a tensor. The builder would insert this before the first reader; here, it is sent earlier.
+    fn gathered(&mut self, name: &str, tensor: TensorId) -> TensorId {
+        self.graph.op(name, "allgather", &[tensor], Attrs::new())
     }
 
     fn rmsnorm(&mut self, name: &str, x: TensorId, weight: &str) -> TensorId {
