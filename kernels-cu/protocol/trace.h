@@ -16,10 +16,13 @@ MPK_DEVICE bool is_traced(const mpk_rank* rank) { return platform::kTraces && ra
 /* The current time; 0 if no timeline is recorded. */
 MPK_DEVICE uint64_t trace_clock(const mpk_rank* rank) { return is_traced(rank) ? platform::clock_ns() : 0; }
 
-/* The next record of the row. The row's only writer may fill it over time. */
-MPK_DEVICE mpk_trace_record* trace_next(const mpk_rank* rank, uint32_t row) {
-  return rank->trace + row * rank->trace_capacity + (rank->trace_count[row] & (rank->trace_capacity - 1));
+/* The row's record after `count` others. */
+MPK_DEVICE mpk_trace_record* trace_at(const mpk_rank* rank, uint32_t row, uint64_t count) {
+  return rank->trace + row * rank->trace_capacity + (count & (rank->trace_capacity - 1));
 }
+
+/* The next record of the row. The row's only writer may fill it over time. */
+MPK_DEVICE mpk_trace_record* trace_next(const mpk_rank* rank, uint32_t row) { return trace_at(rank, row, rank->trace_count[row]); }
 
 /* Keeps the record from trace_next, which is now complete. */
 MPK_DEVICE void trace_keep(const mpk_rank* rank, uint32_t row) {

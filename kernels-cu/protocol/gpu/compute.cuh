@@ -62,7 +62,9 @@ __device__ __forceinline__ TaskTimes take_times() {
 }
 
 __device__ __noinline__ void record(const mpk_rank* rank, uint32_t worker, const TaskSlot& slot, uint64_t ready_ns, const TaskTimes& times) {
-  mpk_trace_record* entry = trace_next(rank, worker);
+  /* The row's count is in shared memory too. Reading it from the rank's memory would hold up the next task for most of a microsecond. */
+  uint64_t& count = shared_state().traced;
+  mpk_trace_record* entry = trace_at(rank, worker, peek(count));
   entry->fetched_ns = slot.fetched_ns;
   entry->ready_ns = ready_ns;
   entry->done_ns = times.done_ns;
@@ -74,7 +76,8 @@ __device__ __noinline__ void record(const mpk_rank* rank, uint32_t worker, const
   entry->waited_for = slot.graph->placement == MPK_DYNAMIC ? MPK_TRACE_QUEUE : times.waited_for;
   entry->peer_ns = times.peer_ns;
   entry->page_ns = times.page_ns;
-  trace_keep(rank, worker);
+  poke(count, peek(count) + 1);
+  platform::store<platform::Scope::kSystem>(&rank->trace_count[worker], peek(count), platform::kRelaxed); /* as trace_keep does */
 }
 
 /* One thread, after the barrier that ends the task: the task's trigger, then its count, as in run_task of the CPU target. */

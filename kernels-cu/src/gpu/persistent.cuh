@@ -43,6 +43,7 @@ extern "C" __global__ void __launch_bounds__(mpk::gpu::kBlockThreads, 1) mpk_per
     shared.wide_begun = 0;
     shared.lent_count = shared.returned_count = shared.bring_begun = shared.brought = 0;
     shared.peer_ns = shared.page_ns = 0;
+    if constexpr (mpk::platform::kTraces) shared.traced = description->trace != nullptr ? description->trace_count[blockIdx.x] : 0;
     shared.streamed = 0;
     shared.ring_is_full = 0;
     shared.needs_noise = 0;

@@ -104,6 +104,7 @@ struct alignas(128) Shared {
   RingPlace lent;
   uint32_t lent_count, returned_count;
   uint32_t bring_begun, brought; /* number of lists that the compute warps have prepared for the fetch warp, and that it has finished */
+  uint64_t traced;               /* timeline: mpk_rank.trace_count of the block's row */
 };
 
 constexpr uint32_t kSharedBytes = kStages * kStageBytes + kWorkBytes + static_cast<uint32_t>(sizeof(Shared));
