@@ -64,7 +64,7 @@ ROWS = [
     bench(H200, "qwen3-8b", 1, 4, 1.864, "prompts-2026-11-28.json", context=8192, steps=64),
     bench(H200, "qwen3-32b", 1, 4, 5.215, "prompts-2026-11-28.json", steps=64),
     bench(H200, "llama3-70b", 1, 4, 9.615, "prompts-2026-11-28.json", steps=64),
-    Row(H200, "qwen3-0.6b", 16, 1, 1, "static", 0.938, "gpu-4x-2026-11-22.json"),
+    bench(H200, "qwen3-0.6b", 1, 1, 0.845, "sampling-2x-2026-11-29.json"),
     Row(H200, "qwen3-0.6b", 16, 16, 1, "static", 1.516, "gpu-4x-2026-11-22.json"),
     Row(H200, "qwen3-32b", 8, 8, 4, "static", 7.03, NOTE),
     Row(H200, "qwen3-8b", 32, 16, 4, "static", 2.89, NOTE),
