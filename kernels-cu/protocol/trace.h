@@ -24,13 +24,15 @@ MPK_DEVICE mpk_trace_record* trace_at(const mpk_rank* rank, uint32_t row, uint64
 /* The next record of the row. The row's only writer may fill it over time. */
 MPK_DEVICE mpk_trace_record* trace_next(const mpk_rank* rank, uint32_t row) { return trace_at(rank, row, rank->trace_count[row]); }
 
-/* Keeps the record from trace_next, which is now complete. */
-MPK_DEVICE void trace_keep(const mpk_rank* rank, uint32_t row) {
-  uint64_t* count = &rank->trace_count[row];
+/* Keeps the row's record after `count` others, which is now complete. */
+MPK_DEVICE void trace_keep_at(const mpk_rank* rank, uint32_t row, uint64_t count) {
   /* Relaxed: the host reads rows after the launch. The batch step's row passes from thread to thread together with the
    * step (BatchState.open). */
-  platform::store<platform::Scope::kSystem>(count, *count + 1, platform::kRelaxed);
+  platform::store<platform::Scope::kSystem>(&rank->trace_count[row], count + 1, platform::kRelaxed);
 }
+
+/* Keeps the record from trace_next, which is now complete. */
+MPK_DEVICE void trace_keep(const mpk_rank* rank, uint32_t row) { trace_keep_at(rank, row, rank->trace_count[row]); }
 
 /* Records a batch step that has published the iteration in mpk_batch: the time before the publication, and the time after it. The tasks
  * of the iteration only read the fields used here, and the next batch step cannot begin before this one has returned. */

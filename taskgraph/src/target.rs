@@ -3,6 +3,7 @@
 use crate::tuning::{Knob, Tuning};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use std::ops::Range;
 
 /// The kind of machine that runs the tasks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default, Serialize, Deserialize, JsonSchema)]
@@ -150,7 +151,7 @@ impl Target {
     /// Cuts an operator's `columns` output columns into ranges. There are at most `max_tiles`; they are multiples of
     /// `column_unit` (the last may be short) and as even as the unit allows. They are aligned to `align` if they are at
     /// least that wide. Zero columns give no range.
-    pub fn column_tiles(&self, columns: u32, align: u32) -> Vec<std::ops::Range<u32>> {
+    pub fn column_tiles(&self, columns: u32, align: u32) -> Vec<Range<u32>> {
         let unit = if align > self.column_unit
             && align.is_multiple_of(self.column_unit)
             && columns.div_ceil(align) >= self.max_tiles
@@ -159,16 +160,12 @@ impl Target {
         } else {
             self.column_unit
         };
-        let units = columns.div_ceil(unit);
-        let tiles = units.min(self.max_tiles.max(1));
-        let at =
-            |t: u32| ((u64::from(units) * u64::from(t) / u64::from(tiles.max(1))) as u32 * unit).min(columns);
-        (0..tiles).map(|t| at(t)..at(t + 1)).collect()
+        even_ranges(columns, unit, columns.div_ceil(unit).min(self.max_tiles.max(1))).collect()
     }
 
     /// Like [`Target::column_tiles`] for columns that consist of `blocks` of the same width. Each block is cut the same way,
     /// and no tile spans two blocks. `None` if a block ends inside a unit, or if there are more blocks than `max_tiles`.
-    pub fn column_tiles_of_blocks(&self, columns: u32, blocks: u32) -> Option<Vec<std::ops::Range<u32>>> {
+    pub fn column_tiles_of_blocks(&self, columns: u32, blocks: u32) -> Option<Vec<Range<u32>>> {
         let width = columns.checked_div(blocks)?;
         let fits = columns == width * blocks && width > 0 && width.is_multiple_of(self.column_unit);
         if !fits || self.max_tiles < blocks {
@@ -179,6 +176,13 @@ impl Target {
             |block: u32| of_block.iter().map(move |t| block * width + t.start..block * width + t.end);
         Some((0..blocks).flat_map(shifted).collect())
     }
+}
+
+/// Cuts `0..extent` into `count` ranges that begin at multiples of `unit`, as even as that allows.
+pub(crate) fn even_ranges(extent: u32, unit: u32, count: u32) -> impl Iterator<Item = Range<u32>> {
+    let units = u64::from(extent.div_ceil(unit));
+    let at = move |i: u32| ((units * u64::from(i) / u64::from(count.max(1))) as u32 * unit).min(extent);
+    (0..count).map(move |i| at(i)..at(i + 1))
 }
 
 #[cfg(test)]

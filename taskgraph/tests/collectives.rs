@@ -6,24 +6,26 @@ mod builder_support;
 use builder_support::*;
 use serde_json::json;
 use std::collections::{BTreeMap, BTreeSet};
-use taskgraph::task_graph::{Operand, Task, core_types};
+use taskgraph::task_graph::{Operand, core_types};
 use taskgraph::*;
 
 const EVEN: Split = Split::Even { unit: 1 };
 
-/// Every placement and lowering, with blocks that are sent as a whole and in small pieces.
 fn every_option(world: u32, workers: u32) -> impl Iterator<Item = BuildOptions> {
-    let whole = [Placement::Static, Placement::Dynamic].into_iter().flat_map(move |placement| {
+    [Placement::Static, Placement::Dynamic].into_iter().flat_map(move |placement| {
         [Allreduce::CopyReduce, Allreduce::OneShot, Allreduce::TwoShot].map(|allreduce| BuildOptions {
             placement,
             allreduce,
             ..BuildOptions::new(world, Target::cpu(workers))
         })
-    });
-    whole.flat_map(|options| {
-        let mut in_pieces = options.clone();
-        in_pieces.target.tuning.set("allgather.piece_bytes", 16);
-        [options, in_pieces]
+    })
+}
+
+/// The same, with blocks that are gathered in small pieces.
+fn in_pieces(world: u32, workers: u32) -> impl Iterator<Item = BuildOptions> {
+    every_option(world, workers).map(|mut options| {
+        options.target.tuning.set("allgather.piece_bytes", 16);
+        options
     })
 }
 
@@ -109,7 +111,7 @@ fn an_output_of_two_parts_is_gathered() {
     g.tensor_mut(a).output = true;
     g.tensor_mut(b).output = true;
     for world in [2, 3] {
-        for o in every_option(world, 2) {
+        for o in every_option(world, 2).chain(in_pieces(world, 2)) {
             for graph in check(&g, &o) {
                 let entry = graph.tensors.iter().find(|t| t.name == "a").unwrap();
                 assert_eq!((entry.dims.as_slice(), entry.output), ([4, 22].as_slice(), true));
@@ -128,7 +130,7 @@ fn a_split_input_is_gathered_for_its_reader() {
         let y = g.op("y", "linear", &[x, w], Attrs::new());
         g.tensor_mut(y).output = true;
         for world in [1, 2, 3] {
-            for o in every_option(world, 2) {
+            for o in every_option(world, 2).chain(in_pieces(world, 2)) {
                 check(&g, &o);
             }
         }
@@ -145,16 +147,18 @@ fn large_blocks_are_sent_in_pieces() {
     let a = g.op("a", "linear", &[x, w], Attrs::new());
     let y = g.op("y", "allgather", &[a], Attrs::new());
     g.tensor_mut(y).output = true;
-    for o in every_option(2, 3).filter(|o| o.placement == Placement::Static) {
-        let wanted = if o.target.tuning.is_empty() { vec![0] } else { vec![0, 1, 2] };
-        for graph in check(&g, &o) {
-            let copies: Vec<&Task> =
-                graph.tasks.iter().filter(|t| graph.type_name(t) == core_types::NVSHMEM_COPY).collect();
-            assert_eq!(copies.iter().map(|t| t.args[0]).collect::<Vec<_>>(), wanted);
-            let mut workers: Vec<u32> = copies.iter().filter_map(|t| t.worker).collect();
-            workers.dedup();
-            assert_eq!(workers.len(), wanted.len());
-        }
+    let first_rows = |o: &BuildOptions| -> Vec<i32> {
+        let graphs = check(&g, o);
+        let copies = graphs[1].tasks.iter().filter(|t| graphs[1].type_name(t) == core_types::NVSHMEM_COPY);
+        copies.map(|t| t.args[0]).collect()
+    };
+    for o in every_option(2, 3) {
+        assert_eq!(first_rows(&o), [0]);
+    }
+    for o in in_pieces(2, 3) {
+        assert_eq!(first_rows(&o), [0, 1, 2]);
+        // Each send to another node is a message.
+        assert_eq!(first_rows(&BuildOptions { nodes: vec![0, 1], ..o }), [0]);
     }
 }
 
@@ -171,7 +175,7 @@ fn gathered_tensors_take_turns_on_the_workers() {
         let whole = g.op(name, "allgather", &[part], Attrs::new());
         g.tensor_mut(whole).output = true;
     }
-    for o in every_option(2, 8).filter(|o| o.placement == Placement::Static && !o.target.tuning.is_empty()) {
+    for o in in_pieces(2, 8).filter(|o| o.placement == Placement::Static) {
         for graph in check(&g, &o) {
             let copies = graph.tasks.iter().filter(|t| graph.type_name(t) == core_types::NVSHMEM_COPY);
             let workers: BTreeSet<u32> = copies.clone().filter_map(|t| t.worker).collect();
@@ -190,7 +194,7 @@ fn shared_heads_are_gathered_once() {
     let y = g.op("y", "linear", &[x, w], Attrs::new());
     g.tensor_mut(y).output = true;
     for world in [1, 2, 4] {
-        for o in every_option(world, 2) {
+        for o in every_option(world, 2).chain(in_pieces(world, 2)) {
             check(&g, &o);
         }
     }
@@ -227,7 +231,7 @@ fn collectives_write_persistent_tensors() {
             let y = g.op("y", "scale", &[state], Attrs::new());
             g.tensor_mut(y).output = true;
             for world in [1, 2, 3] {
-                for o in every_option(world, 3) {
+                for o in every_option(world, 3).chain(in_pieces(world, 3)) {
                     check(&g, &o);
                 }
             }

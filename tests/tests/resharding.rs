@@ -183,6 +183,32 @@ fn collectives_of_the_users_own() {
     }
 }
 
+/// Several workers send pieces of a large block.
+#[test]
+fn large_blocks_are_gathered_in_pieces() {
+    let (k, n) = (8, 1200);
+    let (x, w) = (exact(71, ROWS * k), exact(72, n * k));
+    let expected = reference::linear(&x, &w, k, None);
+    let tensors = [
+        tensor("x", "input", "f32", &[ROWS, k], &x, json!("replicated")),
+        tensor("w", "weight", "f32", &[n, k], &w, even(0)),
+    ];
+    let model = graph(&tensors, &[op("linear", &["x", "w"], &["y"], json!({}))], &["y"]);
+    for placement in ["static", "dynamic"] {
+        let run = Job::new(2)
+            .arg(model.path())
+            .args(["--workers", "3", "--placement", placement, "--tune", "allgather.piece_bytes=1024"])
+            .run_json();
+        assert_eq!(run.outputs["y"].values.len(), expected.len());
+        for (i, (found, expected)) in run.outputs["y"].values.iter().zip(&expected).enumerate() {
+            assert!(
+                (found - expected).abs() <= 1e-5 * (1.0 + expected.abs()),
+                "{placement}: {i}: {found}, {expected}"
+            );
+        }
+    }
+}
+
 /// A sum over the ranks and the user's own allreduce of it are two outputs, and so are a split tensor and its allgather.
 #[test]
 fn a_tensor_and_its_own_collective_are_both_outputs() {

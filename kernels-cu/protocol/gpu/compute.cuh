@@ -62,9 +62,9 @@ __device__ __forceinline__ TaskTimes take_times() {
 }
 
 __device__ __noinline__ void record(const mpk_rank* rank, uint32_t worker, const TaskSlot& slot, uint64_t ready_ns, const TaskTimes& times) {
-  /* The row's count is in shared memory too. Reading it from the rank's memory would hold up the next task for most of a microsecond. */
-  uint64_t& count = shared_state().traced;
-  mpk_trace_record* entry = trace_at(rank, worker, peek(count));
+  /* The row's count is in shared memory too, because the next task waits for this thread, and so for each of its loads from the rank's memory. */
+  const uint64_t count = peek(shared_state().traced);
+  mpk_trace_record* entry = trace_at(rank, worker, count);
   entry->fetched_ns = slot.fetched_ns;
   entry->ready_ns = ready_ns;
   entry->done_ns = times.done_ns;
@@ -73,11 +73,11 @@ __device__ __noinline__ void record(const mpk_rank* rank, uint32_t worker, const
   entry->graph = static_cast<uint16_t>(slot.graph_index);
   entry->worker = static_cast<uint16_t>(worker);
   /* A launched task waited in the queues, not for an event. */
-  entry->waited_for = slot.graph->placement == MPK_DYNAMIC ? MPK_TRACE_QUEUE : times.waited_for;
+  entry->waited_for = rank->placement != MPK_STATIC && slot.graph->placement == MPK_DYNAMIC ? MPK_TRACE_QUEUE : times.waited_for;
   entry->peer_ns = times.peer_ns;
   entry->page_ns = times.page_ns;
-  poke(count, peek(count) + 1);
-  platform::store<platform::Scope::kSystem>(&rank->trace_count[worker], peek(count), platform::kRelaxed); /* as trace_keep does */
+  trace_keep_at(rank, worker, count);
+  poke(shared_state().traced, count + 1);
 }
 
 /* One thread, after the barrier that ends the task: the task's trigger, then its count, as in run_task of the CPU target. */

@@ -13,7 +13,7 @@
 //!    ranks, `sample_merge` joins the lists of a rank's parts.
 //! 3. `sample_reduce` adds these up, and takes the last entry of the frontier that the filters keep.
 //!
-//! So two small exchanges give the exact result for any logits and any number of tokens that a filter keeps. Weights
+//! So two small exchanges, and one of merged lists, give the exact result for any logits and any number of tokens that a filter keeps. Weights
 //! are whole numbers, so their sums are the same in any order. The token depends neither on the number of ranks nor on
 //! how the columns are cut. Steps that a request's parameters do not need are skipped for it at run time.
 

@@ -26,8 +26,8 @@ impl Run {
     }
 }
 
-/// The prefill graph of one slot, on H200s.
-fn prefill(run: &Run) -> Builder {
+/// The op graphs of one slot, on H200s, and how they are built.
+fn graphs(run: &Run, sampling: bool) -> (Vec<OpGraph>, BuildOptions) {
     let json = shapes::config(run.shape).unwrap();
     let config = parse_config(run.shape, "", json.as_object().unwrap(), || Ok(WeightDtype::Bf16)).unwrap();
     let target = Target::cuda(device("h200").unwrap());
@@ -40,14 +40,22 @@ fn prefill(run: &Run) -> Builder {
         num_pages: pages,
         prefill_chunk: run.chunk,
     };
-    let options = GraphOptions::new(&config, &run.runtime(), 0, run.ranks, &target);
-    let prefill = op_graphs(&config, &sizes, &options).pop().unwrap();
-    assert_eq!(prefill.capacity.rows, run.chunk);
+    let mut options = GraphOptions::new(&config, &run.runtime(), 0, run.ranks, &target);
+    options.sampling = sampling;
+    let graphs = op_graphs(&config, &sizes, &options);
     let options = BuildOptions {
         allreduce: run.allreduce,
         placement: run.placement,
         ..BuildOptions::new(run.ranks, target)
     };
+    (graphs, options)
+}
+
+/// The prefill graph.
+fn prefill(run: &Run) -> Builder {
+    let (mut graphs, options) = graphs(run, false);
+    let prefill = graphs.pop().unwrap();
+    assert_eq!(prefill.capacity.rows, run.chunk);
     Builder::new(&prefill, &kernels_cu::registry::registry(), &options).unwrap()
 }
 
@@ -130,6 +138,28 @@ fn ranks_are_alike_where_sums_are_dealt_to_them() {
         };
         assert_eq!(graphs.iter().map(first).collect::<Vec<_>>(), [0, 1024, 2048, 3072]);
     }
+}
+
+/// What several ranks send early, workers would otherwise wait for at the end.
+#[test]
+fn lists_are_merged_and_sent_before_the_second_pass_of_sampling() {
+    let run = Run { allreduce: Allreduce::Auto, max_seq_len: 2048, ..BASE };
+    let (graphs, options) = graphs(&run, true);
+    let built = Builder::new(&graphs[0], &kernels_cu::registry::registry(), &options).unwrap().all().unwrap();
+    assert!(ranks_are_alike(&built));
+    let mut steps: Vec<&str> = built[0].tasks.iter().map(|task| built[0].op_name(task)).collect();
+    steps.retain(|name| name.starts_with("sample_"));
+    steps.dedup();
+    let wanted = [
+        "sample_partial",
+        "sample_partial.allgather",
+        "sample_merge",
+        "sample_merge.allgather",
+        "sample_weigh",
+        "sample_weigh.allgather",
+        "sample_reduce",
+    ];
+    assert_eq!(steps, wanted);
 }
 
 /// With many rows, ranks own blocks of rows. The first sum of rank r is of its first block.

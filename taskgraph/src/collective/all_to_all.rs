@@ -68,11 +68,11 @@ impl Collective for AllToAll {
                 source: Operand::Input(0),
                 target,
                 rows_kind,
-                sends: to_peers(&lists, input.ty.dtype.size(), &op.options.target),
-                rows_per_index: 1,
+                sends: to_peers(&lists, world),
+                rows_per_index: 0,
                 between_all: true,
                 completes: None,
-                follows: false,
+                beside_producer: true,
             }));
         }
         let operands = (Operand::Input(0), target);

@@ -1,11 +1,12 @@
 //! `allgather`: gives every rank all of a split tensor.
 
 use super::contract::{Collective, CollectiveOp, Exchange, Lowered, Operand, Placed, Send, Step};
-use super::moves::{Move, PIECE_BYTES, cut, local_copies, moves, overlaps, rows_kind_of_blocks, split_dim};
-use crate::op_graph::{Attrs, Role};
+use super::moves::{
+    Move, PIECE_BYTES, in_pieces, local_copies, moves, overlaps, rows_kind_of_blocks, split_dim,
+};
+use crate::op_graph::{Attrs, Role, Rows};
 use crate::region::Region;
 use crate::split::Sharding;
-use crate::target::Target;
 use crate::task_type::{Need, OpError, OpView, OperandView, ShardRule, TensorType};
 use crate::tuning::Knob;
 
@@ -62,7 +63,7 @@ impl Collective for AllGather {
             });
         let mut steps = Vec::new();
         if world > 1 {
-            let mut sends = to_peers(&lists, input.ty.dtype.size(), &op.options.target);
+            let mut sends = to_peers(&pieces_of(op, &lists, rows_kind), world);
             if staged {
                 let all = sends.iter_mut().flatten();
                 all.for_each(|send| send.source = send.source.map(|_| send.target));
@@ -75,7 +76,7 @@ impl Collective for AllGather {
                 rows_per_index: 1,
                 between_all: true,
                 completes: None,
-                follows: false,
+                beside_producer: false,
             }));
         }
         if placed.is_none() {
@@ -90,16 +91,31 @@ impl Collective for AllGather {
     }
 }
 
-/// What each rank sends to the others, in pieces of the blocks, whose elements have `size` bytes; all sends to a receiver trigger one event
-/// of it. A rank without data for a peer signals, so that every rank hears from every other rank.
-pub(super) fn to_peers(lists: &[Vec<Move>], size: u64, machine: &Target) -> Vec<Vec<Send>> {
-    let world = lists.len() as u32;
+/// What each rank sends, in pieces for many workers. Only where stores reach all ranks: elsewhere, each send is a message, which costs more
+/// than a worker's time.
+fn pieces_of(op: &CollectiveOp<'_>, lists: &[Vec<Move>], rows_kind: u32) -> Vec<Vec<Move>> {
+    let (size, machine) = (op.view.inputs[0].ty.dtype.size(), &op.options.target);
+    if !op.options.all_within_reach() {
+        return lists.to_vec();
+    }
+    let counts_rows = rows_kind != super::moves::rows_kind(Rows::Fixed);
+    let pieces = |(rank, list): (usize, &Vec<Move>)| {
+        let leaves = |m: &&Move| m.to as usize != rank;
+        let most = machine.max_tiles / list.iter().filter(leaves).count().max(1) as u32;
+        let cut = |m: &Move| in_pieces(*m, size, most, counts_rows, machine);
+        list.iter().filter(leaves).flat_map(cut).collect()
+    };
+    lists.iter().enumerate().map(pieces).collect()
+}
+
+/// What each rank sends to the others; all sends to a receiver trigger one event of it. A rank without data for a peer signals,
+/// so that every rank hears from every other rank.
+pub(super) fn to_peers(lists: &[Vec<Move>], world: u32) -> Vec<Vec<Send>> {
     let mut all = Vec::with_capacity(lists.len());
     for (rank, list) in lists.iter().enumerate() {
         let mut sends: Vec<Send> = list
             .iter()
             .filter(|m| m.to as usize != rank)
-            .flat_map(|m| cut(*m, size, world - 1, machine))
             .map(|m| Send { to: m.to, source: Some(m.source), target: m.target, event: 0 })
             .collect();
         for peer in (0..world).filter(|&p| p as usize != rank) {

@@ -214,9 +214,9 @@ pub struct Exchange {
     /// before. A rank that has all shares then knows that the earlier exchange is done on every rank. This is a hint to the memory plan;
     /// the verifier proves what follows from it.
     pub completes: Option<usize>,
-    /// Its copies go to the workers of the slot before, in the same proportion, because these have computed what is sent. Otherwise they
-    /// take turns with other slots that have fewer tasks than workers, so that none of these waits for another.
-    pub follows: bool,
+    /// With static placement, the first copies go to the first workers and so on, as the tiles do that are sent. False: copies are dealt
+    /// out like other tasks. If there are fewer than workers, they go to those that the last such operator has left out.
+    pub beside_producer: bool,
 }
 
 /// One copy from a rank to a peer.

@@ -120,7 +120,7 @@ impl Hierarchical<'_> {
             rows_per_index: 0,
             between_all,
             completes: None,
-            follows: true,
+            beside_producer: true,
         })
     }
 

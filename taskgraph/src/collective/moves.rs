@@ -4,17 +4,18 @@ use super::contract::{Operand, TaskStep};
 use crate::op_graph::Rows;
 use crate::region::{MAX_DIMS, Region};
 use crate::split::Sharding;
-use crate::target::Target;
+use crate::target::{Target, even_ranges};
 use crate::task_graph::core_types;
 use crate::task_type::{Access, TaskSpec};
 use crate::tuning::Knob;
+use std::ops::Range;
 
-/// A copy is one task, so the time of a large block is that of one worker. Therefore blocks are sent in pieces.
+/// A copy is one task, so a large block takes the time of one worker. `allgather` therefore sends it in pieces.
 pub(super) const PIECE_BYTES: Knob = Knob {
     name: "allgather.piece_bytes",
     default: 4 << 10,
-    candidates: &[2 << 10, 4 << 10, 8 << 10, 16 << 10, 1 << 30],
-    about: "blocks that ranks send to each other are cut into pieces of at least so many bytes, at most one for each worker",
+    candidates: &[1 << 10, 4 << 10, 16 << 10, 1 << 30],
+    about: "where stores reach all ranks, an allgather sends in pieces of about so many bytes, at most one for each worker",
 };
 
 /// A block that one rank holds and that another rank needs, or the same rank needs at another place.
@@ -28,24 +29,24 @@ pub struct Move {
     pub target: Region,
 }
 
-/// One piece of a rank's share of a dimension.
+/// A contiguous part of what a rank holds of a dimension.
 #[derive(Clone, Copy)]
-struct Piece {
+struct Share {
     local: u64,
     global: u64,
     len: u64,
 }
 
-/// The pieces that `rank` holds of the split dimension. Without a split, all of dimension 0.
-fn pieces(dims: &[u64], sharding: &Sharding, rank: u32, world: u32) -> (usize, Vec<Piece>) {
+/// The shares that `rank` holds of the split dimension. Without a split, all of dimension 0.
+fn shares(dims: &[u64], sharding: &Sharding, rank: u32, world: u32) -> (usize, Vec<Share>) {
     let Sharding::Split { dim, parts } = sharding else {
-        return (0, vec![Piece { local: 0, global: 0, len: dims[0] }]);
+        return (0, vec![Share { local: 0, global: 0, len: dims[0] }]);
     };
     let (mut local, mut start, mut held) = (0, 0, Vec::new());
     for (part, range) in parts.iter().zip(sharding.ranges(rank, world)) {
         let len = range.end - range.start;
         if len > 0 {
-            held.push(Piece { local, global: start + range.start, len });
+            held.push(Share { local, global: start + range.start, len });
         }
         local += len;
         start += part.len;
@@ -53,19 +54,19 @@ fn pieces(dims: &[u64], sharding: &Sharding, rank: u32, world: u32) -> (usize, V
     (*dim, held)
 }
 
-/// The pieces that `rank` sends. Pieces that a lower rank holds too are sent by that rank.
-fn sent(dims: &[u64], sharding: &Sharding, rank: u32, world: u32) -> (usize, Vec<Piece>) {
-    let (dim, mut own) = pieces(dims, sharding, rank, world);
+/// The shares that `rank` sends. Those that a lower rank holds too are sent by that rank.
+fn sent(dims: &[u64], sharding: &Sharding, rank: u32, world: u32) -> (usize, Vec<Share>) {
+    let (dim, mut own) = shares(dims, sharding, rank, world);
     for lower in 0..rank {
-        for other in pieces(dims, sharding, lower, world).1 {
+        for other in shares(dims, sharding, lower, world).1 {
             // Shares of a part are in rank order, so a lower rank covers the beginning.
-            for piece in &mut own {
+            for share in &mut own {
                 let end = other.global + other.len;
-                if other.global <= piece.global && end > piece.global {
-                    let shared = (end - piece.global).min(piece.len);
-                    piece.local += shared;
-                    piece.global += shared;
-                    piece.len -= shared;
+                if other.global <= share.global && end > share.global {
+                    let both = (end - share.global).min(share.len);
+                    share.local += both;
+                    share.global += both;
+                    share.len -= both;
                 }
             }
         }
@@ -76,7 +77,7 @@ fn sent(dims: &[u64], sharding: &Sharding, rank: u32, world: u32) -> (usize, Vec
 
 /// True if an index of a tensor with these dimensions is on more than one rank.
 pub(super) fn overlaps(dims: &[u64], sharding: &Sharding, world: u32) -> bool {
-    let held: u64 = (0..world).flat_map(|r| pieces(dims, sharding, r, world).1).map(|p| p.len).sum();
+    let held: u64 = (0..world).flat_map(|r| shares(dims, sharding, r, world).1).map(|p| p.len).sum();
     let dim = if let Sharding::Split { dim, .. } = sharding { *dim } else { 0 };
     held != dims[dim]
 }
@@ -84,21 +85,21 @@ pub(super) fn overlaps(dims: &[u64], sharding: &Sharding, world: u32) -> bool {
 /// The moves of each rank that change the sharding of a tensor with global dimensions `dims` from `from` (split or replicated) to
 /// `to`. For a replicated tensor, every rank has its share already.
 pub fn moves(dims: &[u64], from: &Sharding, to: &Sharding, world: u32) -> Vec<Vec<Move>> {
-    let wanted: Vec<(usize, Vec<Piece>)> = (0..world).map(|r| pieces(dims, to, r, world)).collect();
+    let wanted: Vec<(usize, Vec<Share>)> = (0..world).map(|r| shares(dims, to, r, world)).collect();
     (0..world)
         .map(|rank| {
             let replicated = *from == Sharding::Replicated;
             let (from_dim, own) =
-                if replicated { pieces(dims, from, rank, world) } else { sent(dims, from, rank, world) };
+                if replicated { shares(dims, from, rank, world) } else { sent(dims, from, rank, world) };
             let mut list = Vec::new();
-            for piece in &own {
-                for (receiver, (to_dim, pieces)) in wanted.iter().enumerate() {
+            for share in &own {
+                for (receiver, (to_dim, shares)) in wanted.iter().enumerate() {
                     if replicated && receiver as u32 != rank {
                         continue;
                     }
-                    for other in pieces {
+                    for other in shares {
                         list.extend(
-                            meet(dims, (from_dim, piece), (*to_dim, other)).map(|(source, target)| Move {
+                            meet(dims, (from_dim, share), (*to_dim, other)).map(|(source, target)| Move {
                                 to: receiver as u32,
                                 source,
                                 target,
@@ -112,11 +113,11 @@ pub fn moves(dims: &[u64], from: &Sharding, to: &Sharding, world: u32) -> Vec<Ve
         .collect()
 }
 
-/// The overlap of two pieces, as the holder and the receiver see it.
+/// The overlap of two shares, as the holder and the receiver see it.
 fn meet(
     dims: &[u64],
-    (from_dim, from): (usize, &Piece),
-    (to_dim, to): (usize, &Piece),
+    (from_dim, from): (usize, &Share),
+    (to_dim, to): (usize, &Share),
 ) -> Option<(Region, Region)> {
     let whole: Vec<u32> = dims.iter().map(|&d| d as u32).collect();
     let at = |region: Region, dim: usize, start: u64, len: u64| {
@@ -134,36 +135,36 @@ fn meet(
     Some((source, target))
 }
 
-/// Cuts a block of elements of `size` bytes into pieces for the workers of `machine`, which also send to the other `peers` - 1 peers. The
-/// pieces are whole in the last dimensions as far as possible.
-pub(super) fn cut(block: Move, size: u64, peers: u32, machine: &Target) -> Vec<Move> {
-    let bytes = block.source.volume() * size;
-    let most = u64::from(machine.max_tiles / peers.max(1)).max(1);
-    let mut wanted = (bytes / machine.tuned(&PIECE_BYTES).max(1)).clamp(1, most) as u32;
+/// Cuts a block into `most` pieces at most, if each has about the bytes that [`PIECE_BYTES`] says. An element has `size` bytes. Where only
+/// rows in use are sent (`counts_rows`), every piece has all rows if possible, since a piece of unused rows would send nothing.
+pub(super) fn in_pieces(block: Move, size: u64, most: u32, counts_rows: bool, machine: &Target) -> Vec<Move> {
+    let source = block.source;
+    let last = (0..MAX_DIMS).rev().find(|&dim| source.hi[dim] - source.lo[dim] > 1).unwrap_or(0);
+    let bytes = source.volume() * size / machine.tuned(&PIECE_BYTES).max(1);
+    let mut wanted = bytes.clamp(1, most.max(1).into()) as u32;
+    let mut dims: Vec<usize> = (0..=last).collect();
+    if counts_rows {
+        dims.reverse();
+    }
     let mut pieces = vec![block];
-    for dim in 0..MAX_DIMS {
-        let extent = block.source.hi[dim] - block.source.lo[dim];
-        // The last dimension that is longer than 1 may be that of columns.
-        let is_last = (dim + 1..MAX_DIMS).all(|d| block.source.hi[d] - block.source.lo[d] <= 1);
-        let unit = if is_last { machine.column_unit.max(1) } else { 1 };
-        let units = extent.div_ceil(unit);
-        let count = units.min(wanted).max(1);
-        if count > 1 {
-            let at = |i: u32| (u64::from(units) * u64::from(i) / u64::from(count)) as u32 * unit;
-            let part = |region: Region, i: u32| {
-                let (first, end) = (at(i), at(i + 1).min(extent));
-                region.with(dim, region.lo[dim] + first, region.lo[dim] + end)
-            };
-            let parts = |m: Move| {
-                (0..count).map(move |i| Move {
-                    to: m.to,
-                    source: part(m.source, i),
-                    target: part(m.target, i),
-                })
-            };
-            pieces = pieces.into_iter().flat_map(parts).collect();
+    for dim in dims {
+        // Pieces of columns begin at multiples of the unit, so that copies stay aligned.
+        let unit = if dim == last { machine.column_unit.max(1) } else { 1 };
+        let extent = source.hi[dim] - source.lo[dim];
+        let count = extent.div_ceil(unit).min(wanted);
+        wanted /= count.max(1);
+        if count < 2 {
+            continue;
         }
-        wanted /= count;
+        let part = |region: Region, range: &Range<u32>| {
+            region.with(dim, region.lo[dim] + range.start, region.lo[dim] + range.end)
+        };
+        let ranges: Vec<Range<u32>> = even_ranges(extent, unit, count).collect();
+        let parts = |m: &Move| -> Vec<Move> {
+            let cut = |range| Move { to: m.to, source: part(m.source, range), target: part(m.target, range) };
+            ranges.iter().map(cut).collect()
+        };
+        pieces = pieces.iter().flat_map(parts).collect();
     }
     pieces
 }
@@ -234,7 +235,7 @@ mod tests {
     /// Each value is its global index. After the moves, each rank must hold what its new share says.
     fn check(dims: [u64; 2], from: &Sharding, to: &Sharding, world: u32) {
         let locals = |sharding: &Sharding, rank: u32| -> (Vec<u64>, Vec<u64>) {
-            let (dim, held) = pieces(&dims, sharding, rank, world);
+            let (dim, held) = shares(&dims, sharding, rank, world);
             let local = sharding.local_dims(&dims, rank, world);
             let index = |d: usize, i: u64| {
                 let piece = held.iter().find(|p| d == dim && p.local <= i && i < p.local + p.len);
@@ -287,35 +288,37 @@ mod tests {
     /// A large block is sent in pieces that cover it once, and keep their places in source and target.
     #[test]
     fn pieces_cover_their_block_once() {
-        let machine = Target { max_tiles: 132, ..Target::cpu(132) };
+        let machine = Target::cpu(132);
         let block = |dims: &[u32]| {
             let source = Region::whole(dims);
-            let mut target = source;
-            (target.lo[0], target.hi[0]) = (source.lo[0] + 5, source.hi[0] + 5);
-            Move { to: 1, source, target }
+            Move { to: 1, source, target: source.with(0, source.lo[0] + 5, source.hi[0] + 5) }
         };
-        let cases: [(&[u32], u64, u32, usize); 8] = [
-            (&[1, 33, 8, 260], 4, 1, 66), // 274,560 bytes: two pieces for each of 33 parts
-            (&[1, 33, 8, 260], 4, 3, 33), // three peers share 132 workers
-            (&[1, 12, 8, 260], 4, 3, 24),
-            (&[8, 128], 4, 1, 1), // 4 KiB
-            (&[1, 75_968], 4, 1, 74),
-            (&[4, 1000], 2, 1, 1),
-            (&[300, 4096], 4, 1, 132),
-            (&[16_384], 1, 1, 4),
+        // Dimensions, bytes of an element, most pieces, whether rows are counted; number of pieces, and elements of the smallest and of
+        // the largest one.
+        type Case = (&'static [u32], u64, u32, bool, usize, (u64, u64));
+        let cases: [Case; 10] = [
+            (&[1, 33, 8, 260], 4, 132, false, 66, (1040, 1040)),
+            (&[1, 33, 8, 260], 4, 44, false, 33, (2080, 2080)),
+            (&[1, 12, 8, 260], 4, 44, false, 24, (1040, 1040)),
+            (&[8, 128], 4, 132, false, 1, (1024, 1024)), // 4 KiB
+            (&[1, 75_968], 4, 132, false, 74, (1024, 1040)),
+            (&[2, 4100], 4, 132, false, 8, (1024, 1028)),
+            (&[300, 4096], 4, 132, false, 132, (2 * 4096, 3 * 4096)),
+            (&[300, 4096], 4, 132, true, 132, (300 * 16, 300 * 32)),
+            (&[128, 75_968], 4, 132, true, 132, (128 * 560, 128 * 576)),
+            (&[16_384], 1, 132, false, 4, (4096, 4096)),
         ];
-        for (dims, size, peers, count) in cases {
+        for (dims, size, most, counts_rows, count, sizes) in cases {
             let whole = block(dims);
-            let pieces = cut(whole, size, peers, &machine);
+            let pieces = in_pieces(whole, size, most, counts_rows, &machine);
             assert_eq!(pieces.len(), count, "{dims:?}");
-            assert_eq!(
-                pieces.iter().map(|p| p.source.volume()).sum::<u64>(),
-                whole.source.volume(),
-                "{dims:?}"
-            );
+            let volumes = || pieces.iter().map(|p| p.source.volume());
+            assert_eq!(volumes().sum::<u64>(), whole.source.volume(), "{dims:?}");
+            assert_eq!((volumes().min(), volumes().max()), (Some(sizes.0), Some(sizes.1)), "{dims:?}");
             for (i, piece) in pieces.iter().enumerate() {
-                assert!(!piece.source.is_empty() && whole.source.contains(&piece.source));
+                assert!(whole.source.contains(&piece.source));
                 assert!(pieces[i + 1..].iter().all(|other| !other.source.overlaps(&piece.source)));
+                assert!(piece.source.lo[dims.len() - 1].is_multiple_of(machine.column_unit));
                 for d in 0..MAX_DIMS {
                     let shift = if d == 0 { 5 } else { 0 };
                     assert_eq!(piece.target.lo[d], piece.source.lo[d] + shift);

@@ -134,7 +134,7 @@ impl Collective for ReduceScatter {
             rows_per_index: 0,
             between_all: true,
             completes: None,
-            follows: true,
+            beside_producer: true,
         });
         let dims = vec![world, room[0], room[1]];
         let received = Buffer { suffix: ".received", dtype: input.ty.dtype, dims, by_sender: true };

@@ -203,7 +203,7 @@ impl Sum {
             rows_per_index: 1,
             between_all: true,
             completes: None,
-            follows: true,
+            beside_producer: true,
         })
     }
 
@@ -225,7 +225,7 @@ impl Sum {
             rows_per_index: 1,
             between_all: true,
             completes: Some(0),
-            follows: true,
+            beside_producer: true,
         })
     }
 

@@ -247,7 +247,7 @@ pub(super) fn table(exchange: &Exchange, world: u32) -> Table {
         peers.all(|p| Some(&p) == first.as_ref())
     });
     let one_event = triggers.iter().all(|t| t.len() == 1);
-    Table { sends: sends.clone(), triggers, from_all, to_all, one_event, follows: exchange.follows }
+    Table { sends: sends.clone(), triggers, from_all, to_all, one_event }
 }
 
 /// Checks that ranks, operands and events of the steps exist. The verifier checks whether the steps are right.

@@ -182,7 +182,9 @@ impl<'a, 'c, 'g> Emitter<'a, 'c, 'g> {
                 SlotKind::Arrive { .. } => continue,
                 SlotKind::Compute { .. } if index >= 2 && after_stores() => Turns::GoOn,
                 SlotKind::Compute { .. } | SlotKind::Store { .. } => Turns::Own,
-                SlotKind::Copy { exchange } if !plan.exchanges[exchange as usize].table.follows => Turns::Own,
+                SlotKind::Copy { exchange } if !plan.exchanges[exchange as usize].beside_producer => {
+                    Turns::Own
+                }
                 SlotKind::Copy { .. } | SlotKind::Collective => Turns::Follow,
             };
             let workers = match plan.options.placement {

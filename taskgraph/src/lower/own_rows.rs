@@ -99,6 +99,6 @@ pub(super) fn spread(own: OwnStep, dims: &Dims, kind: Rows, options: &BuildOptio
         rows_per_index: OWNED_ROWS / block,
         between_all: true,
         completes: None,
-        follows: true,
+        beside_producer: true,
     }
 }

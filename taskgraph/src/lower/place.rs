@@ -9,8 +9,7 @@ pub(crate) enum Turns {
     Own,
     /// The same, from the worker on that follows those of the slot before: the two are one list of tasks.
     GoOn,
-    /// Task `t` of `n` goes to the worker that has the same share of the slot before: copies and sums of tiles follow the tile that they
-    /// handle.
+    /// Task `t` of `n` goes to the worker that has the same share of the slot before: copies and sums follow the tile that they handle.
     Follow,
 }
 

@@ -304,7 +304,8 @@ impl Plan {
         let (first, exchange) = (self.slots.len() as u32, self.exchanges.len() as u32);
         let Stored { table, to_peers, arrive, own } = &*storing.tiles;
         let (table, target) = (table.clone(), storing.buffer);
-        self.exchanges.push(PlanExchange { table, target, first_event: Vec::new(), completes: None });
+        let (first_event, beside_producer) = (Vec::new(), true);
+        self.exchanges.push(PlanExchange { table, target, first_event, completes: None, beside_producer });
         self.add_slot(SlotKind::Store { exchange }, inputs.clone(), vec![], |r| to_peers[r as usize]);
         self.add_slot(SlotKind::Arrive { exchange }, vec![], vec![target], |r| arrive[r as usize]);
         self.add_slot(SlotKind::Compute { push: None }, inputs, vec![target], |r| own[r as usize]);
@@ -320,7 +321,8 @@ impl Plan {
             return;
         };
         let number = self.exchanges.len() as u32;
-        self.exchanges.push(PlanExchange { table, target: tensor, first_event: Vec::new(), completes });
+        let (first_event, beside_producer) = (Vec::new(), exchange.beside_producer);
+        self.exchanges.push(PlanExchange { table, target: tensor, first_event, completes, beside_producer });
         self.add_slot(SlotKind::Copy { exchange: number }, vec![tensor], vec![], |r| copy[r as usize]);
         self.add_slot(SlotKind::Arrive { exchange: number }, vec![], vec![tensor], |r| arrive[r as usize]);
     }
@@ -436,7 +438,14 @@ impl Plan {
                     let completes = step.completes.and_then(|s| first_slot.get(s).copied());
                     first_slot.push(self.slots.len() as u32);
                     let (table, first_event) = (table.clone(), Vec::new());
-                    self.exchanges.push(PlanExchange { table, target, first_event, completes });
+                    let beside_producer = step.beside_producer;
+                    self.exchanges.push(PlanExchange {
+                        table,
+                        target,
+                        first_event,
+                        completes,
+                        beside_producer,
+                    });
                     let kind = SlotKind::Copy { exchange };
                     self.add_slot(kind, vec![resolve(&step.source)], vec![], |r| copy[r as usize]);
                     let kind = SlotKind::Arrive { exchange };

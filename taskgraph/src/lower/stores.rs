@@ -147,7 +147,7 @@ impl Stores {
             rows_per_index: 0,
             between_all: true,
             completes: None,
-            follows: true,
+            beside_producer: true,
         };
         let table = Arc::new(table(&exchange, world));
         let arrivals = (0..world).map(|rank| arrive_part(&exchange, &table, rank, Some(world))).collect();

@@ -102,6 +102,8 @@ pub(crate) struct PlanExchange {
     /// The slot of the copies or stores of an earlier exchange. Present if all of those are known to be done once this exchange has
     /// arrived and the slot before its copies is done.
     pub completes: Option<u32>,
+    /// [`Exchange::beside_producer`](crate::collective::Exchange::beside_producer).
+    pub beside_producer: bool,
 }
 
 /// Which rank sends what to which.
@@ -117,8 +119,6 @@ pub(crate) struct Table {
     pub to_all: bool,
     /// True if every rank has one event.
     pub one_event: bool,
-    /// [`Exchange::follows`](crate::collective::Exchange::follows).
-    pub follows: bool,
 }
 
 /// The kind of a slot.

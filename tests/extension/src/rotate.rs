@@ -31,7 +31,7 @@ impl Collective for Rotate {
                 rows_per_index: 0,
                 between_all: true,
                 completes: None,
-                follows: false,
+                beside_producer: false,
             })],
             ..Lowered::default()
         })
