@@ -41,7 +41,7 @@ struct NotShown {
 
 /* Orders and scopes that stay as they are although no check fails without them. */
 constexpr NotShown kNotShown[] = {
-    {true, "trace.h", "platform::store<platform::Scope::kSystem>(count, *count + 1", "the timeline is for the host; no step reads it"},
+    {true, "trace.h", "platform::store<platform::Scope::kSystem>(&rank->trace_count[row], count + 1", "the timeline is for the host; no step reads it"},
     {false, "entry.cpp", "&rank->control->running, ~0u", "hosts join the threads, and then look at it; none does so while they run"},
     {true, "entry.cpp", "&rank->control->running", "likewise"},
     {true, "wait.h", "platform::store<platform::Scope::kSystem>(field, value", "the status is for the host's report; no step reads it"},
