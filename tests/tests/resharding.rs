@@ -26,9 +26,25 @@ fn graph(tensors: &[Value], ops: &[Value], outputs: &[&str]) -> ModelFile {
 
 /// Checks output `name` on several numbers of ranks, with both placements.
 fn check(model: &ModelFile, ranks: &[u32], name: &str, expected: &[f64], tolerance: f64) {
+    check_with(&[], model, ranks, name, expected, tolerance);
+}
+
+/// The same with more arguments.
+fn check_with(
+    arguments: &[&str],
+    model: &ModelFile,
+    ranks: &[u32],
+    name: &str,
+    expected: &[f64],
+    tolerance: f64,
+) {
     for &ranks in ranks {
         for placement in ["static", "dynamic"] {
-            let run = Job::new(ranks).arg(model.path()).args(["--placement", placement]).run_json();
+            let run = Job::new(ranks)
+                .arg(model.path())
+                .args(["--placement", placement])
+                .args(arguments.iter().copied())
+                .run_json();
             let found = &run.outputs[name].values;
             assert_eq!(found.len(), expected.len());
             for (i, (found, expected)) in found.iter().zip(expected).enumerate() {
@@ -194,19 +210,8 @@ fn large_blocks_are_gathered_in_pieces() {
         tensor("w", "weight", "f32", &[n, k], &w, even(0)),
     ];
     let model = graph(&tensors, &[op("linear", &["x", "w"], &["y"], json!({}))], &["y"]);
-    for placement in ["static", "dynamic"] {
-        let run = Job::new(2)
-            .arg(model.path())
-            .args(["--workers", "3", "--placement", placement, "--tune", "allgather.piece_bytes=1024"])
-            .run_json();
-        assert_eq!(run.outputs["y"].values.len(), expected.len());
-        for (i, (found, expected)) in run.outputs["y"].values.iter().zip(&expected).enumerate() {
-            assert!(
-                (found - expected).abs() <= 1e-5 * (1.0 + expected.abs()),
-                "{placement}: {i}: {found}, {expected}"
-            );
-        }
-    }
+    let arguments = ["--workers", "3", "--tune", "allgather.piece_bytes=1024"];
+    check_with(&arguments, &model, &[2, 3], "y", &expected, 1e-5);
 }
 
 /// A sum over the ranks and the user's own allreduce of it are two outputs, and so are a split tensor and its allgather.
