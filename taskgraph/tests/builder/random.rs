@@ -79,19 +79,13 @@ proptest! {
         dynamic in any::<bool>(),
         lowering in 0usize..4,
         topology in 0usize..3,
-        in_pieces in any::<bool>(),
     ) {
-        let mut o = BuildOptions {
+        let o = BuildOptions {
             placement: if dynamic { Placement::Dynamic } else { Placement::Static },
             allreduce: LOWERINGS[lowering],
             nodes: of_ranks(world, topology),
             ..options(world, workers)
         };
-        if in_pieces {
-            // Only ranks of one node send in pieces.
-            o.nodes.clear();
-            o.target.tuning.set("allgather.piece_bytes", 16);
-        }
         check(&graph(&nodes), &o);
     }
 }
