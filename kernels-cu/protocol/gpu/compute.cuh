@@ -2,6 +2,7 @@
 #pragma once
 
 #include "slots.cuh"
+#include "timeline.cuh"
 
 namespace mpk {
 namespace gpu {
@@ -48,42 +49,8 @@ __device__ __noinline__ int stall(const mpk_rank* rank) {
   }
 }
 
-/* What the timeline says of a task that has ended. It is taken before the trigger, because the other warps may already begin the next task. */
-struct TaskTimes {
-  uint64_t done_ns;
-  uint32_t waited_for, peer_ns, page_ns;
-};
-__device__ __forceinline__ TaskTimes take_times() {
-  Shared& shared = shared_state();
-  const TaskTimes times = {platform::clock_ns(), peek(shared.waited_for), peek(shared.peer_ns), peek(shared.page_ns)};
-  poke(shared.peer_ns, 0u);
-  poke(shared.page_ns, 0u);
-  return times;
-}
-
-__device__ __noinline__ void record(const mpk_rank* rank, uint32_t worker, const TaskSlot& slot, uint64_t ready_ns, const TaskTimes& times) {
-  /* The row's count is in shared memory too, because the next task waits for this thread, and so for each of its loads from the rank's memory. */
-  const uint64_t count = peek(shared_state().traced);
-  mpk_trace_record* entry = trace_at(rank, worker, count);
-  entry->fetched_ns = slot.fetched_ns;
-  entry->ready_ns = ready_ns;
-  entry->done_ns = times.done_ns;
-  entry->iteration = slot.iteration;
-  entry->task = slot.task_index;
-  entry->graph = static_cast<uint16_t>(slot.graph_index);
-  entry->worker = static_cast<uint16_t>(worker);
-  /* A launched task waited in the queues, not for an event. */
-  entry->waited_for = rank->placement != MPK_STATIC && slot.graph->placement == MPK_DYNAMIC ? MPK_TRACE_QUEUE : times.waited_for;
-  entry->peer_ns = times.peer_ns;
-  entry->page_ns = times.page_ns;
-  trace_keep_at(rank, worker, count);
-  poke(shared_state().traced, count + 1);
-}
-
 /* One thread, after the barrier that ends the task: the task's trigger, then its count, as in run_task of the CPU target. */
-__device__ __forceinline__ int finish_task(const mpk_rank* rank, uint32_t worker, const TaskSlot& slot, uint64_t ready_ns, mpk_status* status) {
-  TaskTimes times = {};
-  if (is_traced(rank)) times = take_times();
+__device__ __forceinline__ int finish_task(const mpk_rank* rank, const TaskSlot& slot, mpk_status* status) {
   uint64_t* const progress = &rank->control->progress;
   if (slot.trigger != nullptr && slot.finished != 0 && !slot.trigger_system) {
     /* Static placement, the last task of a list. One fence for both additions, because each wait for the task's stores takes a round trip
@@ -93,7 +60,6 @@ __device__ __forceinline__ int finish_task(const mpk_rank* rank, uint32_t worker
     platform::fence_device();
     platform::fetch_add<platform::Scope::kDevice>(slot.trigger, uint64_t{1}, platform::kRelaxed);
     platform::fetch_add<platform::Scope::kDevice>(progress, static_cast<uint64_t>(slot.finished), platform::kRelaxed);
-    if (is_traced(rank)) record(rank, worker, slot, ready_ns, times);
     return MPK_OK;
   }
   if (slot.trigger != nullptr) {
@@ -105,8 +71,6 @@ __device__ __forceinline__ int finish_task(const mpk_rank* rank, uint32_t worker
     const int code = trigger_event(rank, iteration, slot.task.trigger_event, slot.triggered, status);
     if (code != MPK_OK) return code;
   }
-  /* After the trigger, which would wait for the record's stores. The slot is still this task's. */
-  if (is_traced(rank)) record(rank, worker, slot, ready_ns, times);
   /* Release: pairs with claim_batch_step. A static worker counts its whole list at the end of it. */
   if (slot.finished != 0) platform::fetch_add<platform::Scope::kDevice>(progress, static_cast<uint64_t>(slot.finished), platform::kRelease);
   return MPK_OK;
@@ -148,7 +112,8 @@ __device__ __forceinline__ void compute_loop(const mpk_rank* rank, uint32_t work
     code = Context::sync();
     if (code != MPK_OK) break;
     if (first) {
-      const int finished = finish_task(rank, worker, shared.slots[index], peek(shared.ready_ns), &rank->status[worker]);
+      if (is_traced(rank)) leave_times(index);
+      const int finished = finish_task(rank, shared.slots[index], &rank->status[worker]);
       if (finished != MPK_OK) {
         Context::fail(finished);
         /* The other threads see this at the next barrier. After a worker's last task there is no barrier, so set the abort word too. */

@@ -39,9 +39,8 @@ struct WorkerList {
  * iteration is published meanwhile, the block begins later, and one late block of many delays all others. So checks are rare: one in 0.2 ms. */
 constexpr uint32_t kLooksBetweenPolls = 256;
 
-__device__ inline void fetch_static(const mpk_rank* rank, uint32_t worker, uint32_t lane) {
+__device__ inline void fetch_static(SlotWriter& writer, const mpk_rank* rank, uint32_t worker, uint32_t lane) {
   constexpr uint32_t kAll = 0xFFFFFFFFu;
-  SlotWriter writer(rank, lane);
   WorkerList list;
   Descriptor next; /* of the list's first task; fetched before the next iteration is known, because that usually has the same graph */
   uint32_t seen = 0, told = 0;
@@ -49,6 +48,7 @@ __device__ inline void fetch_static(const mpk_rank* rank, uint32_t worker, uint3
     /* Here, because it would take time between the publication and the first task. The next iteration is published only after all tasks
      * are done. */
     if (!writer.wait_for_readers()) return;
+    writer.record_tasks();
     Publication publication = {0, 0, false};
     int code = MPK_OK;
     if (lane == 0) {
@@ -188,9 +188,8 @@ __device__ __noinline__ void report_parked(const mpk_rank* rank, uint32_t worker
 }
 
 template <bool kMixed>
-__device__ inline void fetch_dynamic(const mpk_rank* rank, uint32_t worker, uint32_t lane) {
+__device__ inline void fetch_dynamic(SlotWriter& writer, const mpk_rank* rank, uint32_t worker, uint32_t lane) {
   constexpr uint32_t kAll = 0xFFFFFFFFu;
-  SlotWriter writer(rank, lane);
   const FetchedIteration& iteration = shared_state().fetched;
   Deferred deferred(rank, worker);
   Wait idle(rank, nullptr, follower_deadline_ns(rank));
@@ -277,6 +276,17 @@ __device__ inline void fetch_dynamic(const mpk_rank* rank, uint32_t worker, uint
     if (from != nullptr) queue_take(from); /* last, because the compute warps wait for the slot */
     if (!bring(filled)) return;
   }
+}
+
+/* What the fetch warp does in a launch. */
+__device__ inline void fetch_loop(const mpk_rank* rank, uint32_t worker, uint32_t lane) {
+  SlotWriter writer(rank, lane);
+  if (rank->placement == MPK_STATIC) fetch_static(writer, rank, worker, lane);
+  else fetch_dynamic<platform::kMixedPlacement>(writer, rank, worker, lane);
+  if (!is_traced(rank)) return;
+  /* Tasks may still run. They end, or their waits see the abort. */
+  while (peek(shared_state().left) == 0) platform::sleep_ns(100);
+  writer.record_tasks();
 }
 
 }  // namespace gpu

@@ -5,6 +5,7 @@
 #include "gpu/context.cuh"
 #include "missing.h"
 #include "scheduler_step.h"
+#include "timeline.cuh"
 
 namespace mpk {
 namespace gpu {
@@ -128,13 +129,21 @@ class SlotWriter {
 
   __device__ TaskSlot& slot() const { return shared_state().slots[place_]; }
 
-  /* Waits until the next slot is free. False if the compute warps have left. */
+  /* Waits until the next slot is free, and records its last task. False if the compute warps have left. */
   __device__ bool acquire() const {
     Shared& shared = shared_state();
     while (!mbarrier_test(&shared.slot_empty[place_], parity_ ^ 1)) {
       if (peek(shared.left) != 0) return false;
     }
+    if (is_traced(rank_) && lane_ == 0) record_task(rank_, place_);
     return true;
+  }
+
+  /* Timeline: records all tasks that have ended and are not recorded yet, the oldest first. Called when all slots are free, or the compute
+   * warps have left. */
+  __device__ void record_tasks() const {
+    if (!is_traced(rank_) || lane_ != 0) return;
+    for (uint32_t i = 0; i < kSlots; ++i) record_task(rank_, (place_ + i) % kSlots);
   }
 
   /* Whether all slots except the acquired one are free now. */

@@ -112,8 +112,8 @@ const STAGES_WAITING: Knob = Knob {
 const FIRST_TO_LEAVE: Knob = Knob {
     name: "ring.first_to_leave",
     default: 0,
-    candidates: &[0, 1, 2],
-    about: "what is evicted from the L2 cache first: 0 loaded weights, 1 nothing in particular, 2 loaded and prefetched weights",
+    candidates: &[0, 1],
+    about: "what is evicted from the L2 cache first: 0 loaded weights, 1 nothing in particular",
 };
 
 /// When the prefetch warp prefetches.

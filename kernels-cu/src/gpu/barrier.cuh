@@ -106,9 +106,6 @@ __device__ __forceinline__ bool elect_one() {
 __device__ __forceinline__ void prefetch_l2(const void* from, uint32_t bytes) {
   asm volatile("cp.async.bulk.prefetch.L2.global [%0],%1;" ::"l"(from), "r"(bytes) : "memory");
 }
-__device__ __forceinline__ void prefetch_l2(const void* from, uint32_t bytes, uint64_t policy) {
-  asm volatile("cp.async.bulk.prefetch.L2.global.L2::cache_hint [%0],%1,%2;" ::"l"(from), "r"(bytes), "l"(policy) : "memory");
-}
 #else
 /* Copies 16 bytes. Each of the threads that share a copy calls this, and arrives once its own copies are done. */
 __device__ __forceinline__ void copy16(void* to, const void* from) {

@@ -71,10 +71,10 @@ constexpr uint32_t kSharedPrefetchStages = kPrefetchStages * 5 / 7;
 enum PrefetchWhen : uint32_t { kRingIsFull = 0, kNothingIsTaken = 1, kAlways = 2 };
 constexpr uint32_t kPrefetchWhen = MPK_PREFETCH_WHEN;
 static_assert(kPrefetchWhen <= kAlways, "enum PrefetchWhen");
-/* What leaves the L2 cache first: loaded stages; nothing; loaded and prefetched stages. */
-enum FirstToLeave : uint32_t { kLoaded = 0, kNone = 1, kLoadedOrPrefetched = 2 };
+/* What leaves the L2 cache first: loaded stages, or nothing. Prefetched stages cannot: an H200 ignores the policy of bulk prefetches. */
+enum FirstToLeave : uint32_t { kLoaded = 0, kNone = 1 };
 constexpr uint32_t kFirstToLeave = MPK_FIRST_TO_LEAVE;
-static_assert(kFirstToLeave <= kLoadedOrPrefetched, "enum FirstToLeave");
+static_assert(kFirstToLeave <= kNone, "enum FirstToLeave");
 
 /* What the loader and the prefetch warp need to know about the activity of the compute warps. */
 enum ComputeState : uint32_t { kIsWaiting = 0, kIsReady = 1, kTakesStages = 2 };

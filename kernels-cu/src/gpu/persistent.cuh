@@ -43,7 +43,10 @@ extern "C" __global__ void __launch_bounds__(mpk::gpu::kBlockThreads, 1) mpk_per
     shared.wide_begun = 0;
     shared.lent_count = shared.returned_count = shared.bring_begun = shared.brought = 0;
     shared.peer_ns = shared.page_ns = 0;
-    if constexpr (mpk::platform::kTraces) shared.traced = description->trace != nullptr ? description->trace_count[blockIdx.x] : 0;
+    if constexpr (mpk::platform::kTraces) {
+      shared.traced = description->trace != nullptr ? description->trace_count[blockIdx.x] : 0;
+      for (uint32_t i = 0; i < kSlots; ++i) shared.times[i].unrecorded = 0;
+    }
     shared.streamed = 0;
     shared.ring_is_full = 0;
     shared.needs_noise = 0;
@@ -74,8 +77,7 @@ extern "C" __global__ void __launch_bounds__(mpk::gpu::kBlockThreads, 1) mpk_per
   if (warp < kComputeWarps) {
     compute_loop(rank, block);
   } else if (warp == kFetchWarp) {
-    if (rank->placement == MPK_STATIC) fetch_static(rank, block, lane);
-    else fetch_dynamic<mpk::platform::kMixedPlacement>(rank, block, lane);
+    fetch_loop(rank, block, lane);
   } else if (warp == kLoadWarp || warp == kPrefetchWarp) {
     load_loop(lane, warp == kPrefetchWarp);
   } else {

@@ -176,8 +176,7 @@ class Loader {
         const uint32_t now = static_cast<uint32_t>(clock64());
         if (now - issued_at_ >= MPK_PREFETCH_CYCLES) {
           issued_at_ = now;
-          if constexpr (kFirstToLeave == kLoadedOrPrefetched) prefetch_l2(source, bytes, policy_);
-          else prefetch_l2(source, bytes);
+          prefetch_l2(source, bytes);
           return true;
         }
       }

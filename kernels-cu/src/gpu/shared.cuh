@@ -51,6 +51,13 @@ struct alignas(16) TaskSlot {
   alignas(16) mpk_operand operands[kSlotOperands]; /* inputs, then outputs */
 };
 
+/* Timeline: what is not in the slot of a task that has ended (timeline.cuh). */
+struct TaskTimes {
+  uint64_t ready_ns, done_ns;
+  uint32_t waited_for, peer_ns, page_ns; /* as in mpk_trace_record */
+  uint32_t unrecorded;                   /* 1: the task has ended, and the fetch warp has not recorded it */
+};
+
 /* The iteration of the fetch warp's tasks. It is not in registers: they would be spilled, and reading them back after the publication takes
  * as long as reading the batch. */
 struct FetchedIteration {
@@ -104,7 +111,9 @@ struct alignas(128) Shared {
   RingPlace lent;
   uint32_t lent_count, returned_count;
   uint32_t bring_begun, brought; /* number of lists that the compute warps have prepared for the fetch warp, and that it has finished */
-  uint64_t traced;               /* timeline: mpk_rank.trace_count of the block's row */
+  /* Timeline: mpk_rank.trace_count of the block's row, which only the fetch warp uses; and the times of the slots' tasks. */
+  uint64_t traced;
+  TaskTimes times[kSlots];
 };
 
 constexpr uint32_t kSharedBytes = kStages * kStageBytes + kWorkBytes + static_cast<uint32_t>(sizeof(Shared));
