@@ -150,7 +150,7 @@ MPK_DEVICE bool has_work(const mpk_rank* rank) { return batch_state(rank)->runni
 
 /* Rank 0: sends the decision that sleeping ranks wait for. All of its words go to the same place, in order. */
 MPK_DEVICE bool write_to_parked(const mpk_rank* rank, uint32_t number, const Decision& decision) {
-  platform::order_puts();
+  platform::order_puts(rank);
   const bool reached = write_decision(rank, number, decision);
   for (uint32_t pe = 0; pe < rank->world; ++pe) {
     uint64_t* word = platform::peer_address(rank, pe, decision_word(rank, number));

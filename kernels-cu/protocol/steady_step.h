@@ -57,7 +57,7 @@ MPK_DEVICE_COLD void keep_logprobs(const mpk_rank* rank, uint32_t sample, uint32
   arrays.token_logprobs[sample] = token_logprob(config, batch, sample, wanted);
 }
 
-/* On demand: where the request's next token is kept, in case that its cache is computed again; else NULL. */
+/* Where to store the request's next token, so that its cache can be recomputed after a preemption. NULL if pages are reserved. */
 MPK_DEVICE int32_t* kept_token(const mpk_batch_config* config, const BatchSlot& slot) {
   if (!config->on_demand) return nullptr;
   return config->tokens + static_cast<uint64_t>(slot.first_token) + config->requests[slot.request].num_prompt_tokens + slot.generated;

@@ -125,7 +125,7 @@ inline bool put_word(const mpk_rank* rank, uint32_t pe, uint64_t* local_destinat
 }
 
 /* Used only for the decisions of a parked rank, which no check has yet. */
-inline void order_puts() {}
+inline void order_puts(const mpk_rank*) {}
 
 inline bool put(const mpk_rank* rank, uint32_t pe, void* local_destination, const void* source, size_t bytes) {
   uint8_t* destination = peer_address(rank, pe, static_cast<uint8_t*>(local_destination));

@@ -33,7 +33,7 @@ inline bool put_word(const mpk_rank* rank, uint32_t pe, uint64_t* local_destinat
 }
 
 /* Words that this thread has put to a location arrive there before words that it puts from now on. */
-inline void order_puts() {}
+inline void order_puts(const mpk_rank*) {}
 
 /* Writes `bytes` bytes to rank `pe`'s copy of `local_destination`. The put itself is not ordered: a later
  * signal with release order makes it visible to a reader that acquires the signal. False if the rank is out

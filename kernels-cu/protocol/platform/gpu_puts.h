@@ -5,7 +5,7 @@
  *
  * NVSHMEM's calls may wait. A put, fence or signal to a rank out of reach is a request to NVSHMEM's proxy or to a network card. If
  * a link is dead, the room for requests runs out and the call does not return. Nothing here can bound it. So
- * - no thread begins such a signal once the rank is aborted (`aborted`). If another loop of the protocol waits for a thread
+ * - no thread begins such a call once the rank is aborted (`aborted`). If another loop of the protocol waits for a thread
  *   that is inside one, that wait has its own deadline: the rest of the rank ends, and reports what it waited for;
  * - one thread tells the ranks out of reach of an abort, as its last act (abort_out_of_reach);
  * - the kernel ends only when every call has returned. The host waits for that for a bounded time after the abort, then reports and
@@ -48,6 +48,9 @@ __device__ inline T* peer_address(const mpk_rank* rank, uint32_t pe, T* local) {
   return reinterpret_cast<T*>(base + (reinterpret_cast<uint8_t*>(local) - rank->sym[rank->rank]));
 }
 
+/* Whether the rank has been aborted. Relaxed: as abort_code. */
+__device__ inline bool aborted(const mpk_rank* rank) { return load<Scope::kSystem>(&rank->control->abort, kRelaxed) != MPK_OK; }
+
 /* Writes one 8-byte word at rank `pe`, relaxed: the reader recognises from the word itself whether it has arrived. */
 __device__ inline bool put_word(const mpk_rank* rank, uint32_t pe, uint64_t* local_destination, uint64_t value) {
   uint64_t* destination = peer_address(rank, pe, local_destination);
@@ -58,6 +61,8 @@ __device__ inline bool put_word(const mpk_rank* rank, uint32_t pe, uint64_t* loc
 #if MPK_HOST_PROXY
   return host_words(rank, pe, local_destination, &value, 1);
 #elif MPK_NVSHMEM
+  /* After an abort only the abort itself is sent. */
+  if (local_destination != reinterpret_cast<uint64_t*>(rank->control) && aborted(rank)) return false;
   nvshmem_uint64_p(local_destination, value, static_cast<int>(pe));
   return true;
 #else
@@ -65,15 +70,13 @@ __device__ inline bool put_word(const mpk_rank* rank, uint32_t pe, uint64_t* loc
 #endif
 }
 
-/* As in cpu.h. Stores to one location are in order; NVSHMEM's puts are ordered only by its fence. */
-__device__ inline void order_puts() {
+/* As in cpu.h. Stores to one location are in order; NVSHMEM's puts are ordered only by its fence. After an abort there are no puts
+ * left to order. */
+__device__ inline void order_puts(const mpk_rank* rank) {
 #if MPK_NVSHMEM
-  nvshmem_fence();
+  if (!aborted(rank)) nvshmem_fence();
 #endif
 }
-
-/* Whether the rank has been aborted. Relaxed: as abort_code. */
-__device__ inline bool aborted(const mpk_rank* rank) { return load<Scope::kSystem>(&rank->control->abort, kRelaxed) != MPK_OK; }
 
 /* Adds to rank `pe`'s copy of a symmetric counter, after everything that this thread has put there or knows of
  * (release at system scope; NVSHMEM: fence, then signal). The job chooses between the two, not the peer: NVSHMEM
