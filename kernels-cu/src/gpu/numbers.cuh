@@ -42,6 +42,17 @@ __device__ __forceinline__ float high_of(uint32_t pair) {
   if constexpr (Dtype == MPK_BF16) return __uint_as_float(pair & 0xFFFF0000u);
   else return __half2float(__ushort_as_half(static_cast<unsigned short>(pair >> 16)));
 }
+/* Two numbers rounded to such a pair. */
+template <uint32_t Dtype>
+__device__ __forceinline__ uint32_t packed(float low, float high) {
+  if constexpr (Dtype == MPK_BF16) {
+    const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+    return *reinterpret_cast<const uint32_t*>(&pair);
+  } else {
+    const __half2 pair = __floats2half2_rn(low, high);
+    return *reinterpret_cast<const uint32_t*>(&pair);
+  }
+}
 
 /* Element `i` of an array whose type is known only at run time. */
 __device__ __forceinline__ float load_as_f32(const void* p, uint32_t dtype, uint64_t i) {

@@ -34,16 +34,6 @@ __device__ __forceinline__ void mma(float (&c)[4], uint32_t a0, uint32_t a1, uin
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
-template <uint32_t Dtype>
-__device__ __forceinline__ uint32_t packed(float low, float high) {
-  if constexpr (Dtype == MPK_BF16) {
-    const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
-    return *reinterpret_cast<const uint32_t*>(&pair);
-  } else {
-    const __half2 pair = __floats2half2_rn(low, high);
-    return *reinterpret_cast<const uint32_t*>(&pair);
-  }
-}
 /* What remains of the two numbers after `pair` = packed(low, high). */
 template <uint32_t Dtype>
 __device__ __forceinline__ uint32_t packed_rest(uint32_t pair, float low, float high) {

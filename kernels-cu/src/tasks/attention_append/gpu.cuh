@@ -221,7 +221,7 @@ struct AttentionAppend : TaskCode {
 #pragma unroll
     for (uint32_t half = 0; half < 2; ++half)
 #pragma unroll
-      for (uint32_t i = 0; i < 4; ++i) turned[half][i] = attention_prefill::packed<Dtype>(x[half][2 * i], x[half][2 * i + 1]);
+      for (uint32_t i = 0; i < 4; ++i) turned[half][i] = packed<Dtype>(x[half][2 * i], x[half][2 * i + 1]);
   }
 
   /* The queries of row `row`, the warp's row `number`, from `first` on. */

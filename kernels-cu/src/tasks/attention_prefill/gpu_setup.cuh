@@ -102,17 +102,6 @@ __device__ __forceinline__ float power_of_2(float x) {
   return y;
 }
 
-template <uint32_t Dtype>
-__device__ __forceinline__ uint32_t packed(float low, float high) {
-  if constexpr (Dtype == MPK_BF16) {
-    const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
-    return *reinterpret_cast<const uint32_t*>(&pair);
-  } else {
-    const __half2 pair = __floats2half2_rn(low, high);
-    return *reinterpret_cast<const uint32_t*>(&pair);
-  }
-}
-
 /* Transposes the words of four lanes: lane i gets word i of each. */
 __device__ __forceinline__ void transpose_quad(uint32_t (&w)[4], uint32_t lane) {
   const bool odd = lane & 1, high = lane & 2;
