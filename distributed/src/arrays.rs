@@ -100,13 +100,15 @@ impl GraphArrays {
                 now.chain(task.carried.iter().copied())
                     .map(|(event, epochs_back)| abi::mpk_dependency { event, epochs_back }),
             );
+            let num_dependencies = u16::try_from(arrays.dependencies.len() as u32 - first_dependency)
+                .map_err(|_| problem(format!("task {index} depends on more than 65535 events")))?;
             arrays.tasks.push(abi::mpk_task {
                 trigger_event: task.trigger.unwrap_or(EventId::INVALID).0,
                 first_operand: task.first_operand,
                 first_dependency,
                 num_inputs: task.num_inputs,
                 num_outputs: task.num_outputs,
-                num_dependencies: (arrays.dependencies.len() as u32 - first_dependency) as u16,
+                num_dependencies,
                 task_type: types[usize::from(task.task_type)],
                 variant: task.variant,
                 flags: if flagged { abi::MPK_TASK_FLAGGED_INPUTS as u16 } else { 0 },

@@ -128,15 +128,90 @@ impl Trust {
         }
     }
 
+    /// How the rows are shared, if the region's rows stand for rows that are known only at run time.
+    fn sharing(&self) -> Option<Sharing> {
+        match *self {
+            Trust::RowsOfSlot { of, in_tiles, .. } => Some(Sharing { by_units: false, of, in_tiles }),
+            Trust::RowsOfUnits { of, in_tiles, .. } => Some(Sharing { by_units: true, of, in_tiles }),
+            Trust::PagesOfSlot | Trust::PagesOfRows => None,
+        }
+    }
+
     /// True if the region is in a cache's own index space and stands for pages.
     pub fn of_pages(&self) -> bool {
         matches!(self, Trust::PagesOfSlot | Trust::PagesOfRows)
     }
 }
 
+/// What two shares of rows must have in common to be disjoint if their numbers differ. A slot's rows may belong to any unit, and a unit
+/// of three may meet any unit of two.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Sharing {
+    by_units: bool,
+    of: u32,
+    in_tiles: bool,
+}
+
+/// How tasks share the rows of a tensor.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct RowShares {
+    dims: &'static [usize],
+    /// `None` if no task names a share, or if they share the rows in different ways.
+    sharing: Option<Sharing>,
+}
+
+impl RowShares {
+    /// Takes note of how an access shares the rows.
+    pub(crate) fn add(&mut self, trust: Trust) {
+        let Some(sharing) = trust.sharing() else { return };
+        if self.dims.is_empty() {
+            self.sharing = Some(sharing);
+        } else if self.sharing != Some(sharing) {
+            self.sharing = None;
+        }
+        if trust.row_dims().len() > self.dims.len() {
+            self.dims = trust.row_dims();
+        }
+    }
+
+    /// True if no task names a share.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.dims.is_empty()
+    }
+
+    /// The dimensions in which an access may meet any row, although its region has fewer. None if it has a share, and all others share
+    /// the rows in the same way.
+    pub(crate) fn any_row(&self, trust: Option<Trust>) -> &'static [usize] {
+        match trust.and_then(|trust| trust.sharing()) {
+            Some(sharing) if self.sharing == Some(sharing) => &[],
+            _ => self.dims,
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use super::share_of_tiles;
+    use super::{RowShares, Trust, share_of_tiles};
+
+    #[test]
+    fn shares_of_different_kinds_may_meet() {
+        let slot = |slot, of| Trust::RowsOfSlot { slot, of, in_tiles: false };
+        let unit = |task, of| Trust::RowsOfUnits { task, of, in_tiles: false };
+        let any_row = |trusts: &[Trust], of: Option<Trust>| {
+            let mut shares = RowShares::default();
+            trusts.iter().for_each(|&trust| shares.add(trust));
+            shares.any_row(of)
+        };
+        assert!(any_row(&[slot(0, 4), slot(1, 4)], Some(slot(1, 4))).is_empty());
+        assert!(any_row(&[unit(0, 3), unit(2, 3)], Some(unit(0, 3))).is_empty());
+        assert_eq!(any_row(&[slot(0, 4)], None), [0]);
+        for other in [unit(0, 4), slot(0, 3), Trust::RowsOfSlot { slot: 0, of: 4, in_tiles: true }] {
+            let trusts = [slot(0, 4), other, slot(2, 4)];
+            assert!(trusts.iter().all(|&trust| any_row(&trusts, Some(trust)).contains(&0)), "{other:?}");
+        }
+        assert_eq!(any_row(&[unit(0, 2), unit(0, 3)], Some(unit(0, 2))), [0]);
+        assert!(any_row(&[Trust::PagesOfSlot], Some(Trust::PagesOfSlot)).is_empty());
+    }
 
     /// The shares cover each row once, and none is empty.
     #[test]

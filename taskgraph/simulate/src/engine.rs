@@ -80,7 +80,7 @@ struct Engine<'a> {
     count: u64,
 }
 
-/// Checks that the cluster has a network if `ranks` ranks need one. Tells so before graphs are built for them.
+/// Checks that the cluster has a network if `ranks` ranks need one. Called before graphs are built, so that the error comes early.
 ///
 /// # Errors
 /// The cluster has no network, but the ranks do not fit one node.
@@ -185,7 +185,7 @@ impl Engine<'_> {
         self.at(time, Happening::Begin { rank, worker });
     }
 
-    /// One of the things that a task waits for has come.
+    /// One of the task's dependencies is met.
     fn got(&mut self, rank: u32, task: u32, by_peer: bool, now: Ps) {
         let r = &mut self.ranks[rank as usize];
         let state = &mut r.states[task as usize];
@@ -373,9 +373,9 @@ impl Engine<'_> {
                 Placement::Static => ps(self.cluster.protocol.hop_us),
                 Placement::Dynamic => ps(self.cluster.protocol.dynamic_hop_us),
             };
-            // Triggers and polls of flags wait behind the loads of the memory that holds them.
-            let behind = self.resources.flag_delay(owner, now);
-            let seen = behind
+            // Triggers and polls of flags wait for the loads that are queued before them at the memory that holds them.
+            let queued = self.resources.flag_delay(owner, now);
+            let seen = queued
                 + if owner == rank {
                     now + hop
                 } else {

@@ -63,7 +63,7 @@ impl<'a> Resources<'a> {
         end + ps(self.cluster.memory.latency_us)
     }
 
-    /// How long a flag of rank `rank` waits behind the requests that wait at its memory at `now`.
+    /// How long a flag of rank `rank` waits for the loads that are queued before it at its memory at `now`.
     pub(crate) fn flag_delay(&self, rank: u32, now: Ps) -> Ps {
         let waits = self.memories[self.memory_of(rank)].free.saturating_sub(now);
         (waits as f64 * self.cluster.memory.flag_share) as Ps

@@ -68,6 +68,9 @@ fn sizes(plan: &Plan, rank: u32) -> (usize, usize) {
     parts.map(of_part).fold((0, 0), |all, part| (all.0 + part.0, all.1 + part.1))
 }
 
+/// Number of variants that a graph can have: [`Task::variant`] is their index.
+const MOST_VARIANTS: usize = 1 << 16;
+
 struct Emitter<'a, 'c, 'g> {
     plan: &'a Plan,
     rank: u32,
@@ -192,6 +195,12 @@ impl<'a, 'c, 'g> Emitter<'a, 'c, 'g> {
                 Placement::Dynamic => Vec::new(),
             };
             self.slot(index, part, analysis, first, &workers)?;
+            // Their numbers have 16 bits.
+            if self.graph.variants.len() > MOST_VARIANTS {
+                return Err(BuildError::Graph(format!(
+                    "has more than {MOST_VARIANTS} combinations of task type and parameters; cut operators into fewer different parts"
+                )));
+            }
         }
         Ok(())
     }

@@ -3,6 +3,7 @@
 use super::types::Part;
 use crate::region::{MAX_DIMS, Region};
 use crate::task_type::{Access, TaskSpec};
+use crate::trust::RowShares;
 
 /// The reads or the writes of a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -30,8 +31,8 @@ impl Overlap {
 /// A shift of regions along one dimension.
 pub(crate) type Shift = (usize, u32);
 
-/// The boxes of one operand of a part. In the dimensions `any_row`, rows of a task without a slot stand for those of any slot.
-fn boxes(part: &Part, side: Side, shift: Shift, any_row: &[usize]) -> Vec<(Region, u32)> {
+/// The boxes of one operand of a part. `shares`: how the tasks of both parts share the rows.
+fn boxes(part: &Part, side: Side, shift: Shift, shares: RowShares) -> Vec<(Region, u32)> {
     let mut all = Vec::with_capacity(part.tasks.len());
     for (index, task) in part.tasks.iter().enumerate() {
         for access in touching(task, side) {
@@ -41,8 +42,8 @@ fn boxes(part: &Part, side: Side, shift: Shift, any_row: &[usize]) -> Vec<(Regio
             }
             region.lo[shift.0] += shift.1;
             region.hi[shift.0] += shift.1;
-            if access.trust.is_none() {
-                any_row.iter().for_each(|&d| (region.lo[d], region.hi[d]) = (0, u32::MAX));
+            for &d in shares.any_row(access.trust) {
+                (region.lo[d], region.hi[d]) = (0, u32::MAX);
             }
             all.push((region, index as u32));
         }
@@ -58,12 +59,6 @@ fn touching(task: &TaskSpec, side: Side) -> impl Iterator<Item = &Access> {
     list.iter().filter(move |a| a.operand == wanted)
 }
 
-/// The dimensions of the rows that the tasks access by slot; none if they do not.
-fn by_slot(part: &Part, side: Side) -> &'static [usize] {
-    let mut trusts = part.tasks.iter().flat_map(|task| touching(task, side)).filter_map(|a| a.trust);
-    trusts.find(|trust| trust.of_rows()).map_or(&[], |trust| trust.row_dims())
-}
-
 /// Overlaps between one operand of an earlier slot and one of a later slot.
 pub(crate) fn overlap(
     earlier: &Part,
@@ -73,10 +68,13 @@ pub(crate) fn overlap(
     later_side: Side,
     later_shift: Shift,
 ) -> Overlap {
-    let (of_earlier, of_later) = (by_slot(earlier, earlier_side), by_slot(later, later_side));
-    let any_row = if of_earlier.is_empty() { of_later } else { of_earlier };
-    let mut producers = boxes(earlier, earlier_side, earlier_shift, any_row);
-    let consumers = boxes(later, later_side, later_shift, any_row);
+    let mut shares = RowShares::default();
+    for (part, side) in [(earlier, earlier_side), (later, later_side)] {
+        let accesses = part.tasks.iter().flat_map(|task| touching(task, side));
+        accesses.filter_map(|access| access.trust).for_each(|trust| shares.add(trust));
+    }
+    let mut producers = boxes(earlier, earlier_side, earlier_shift, shares);
+    let consumers = boxes(later, later_side, later_shift, shares);
     let mut bounds = Region { lo: [u32::MAX; MAX_DIMS], hi: [0; MAX_DIMS] };
     let mut present = vec![false; earlier.tasks.len()];
     for (region, task) in &producers {

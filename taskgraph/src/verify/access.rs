@@ -1,10 +1,11 @@
 //! Accesses to the bytes of a rank's memory: by the rank's own tasks, and by tasks of other ranks that write there.
 
-use super::boxes::{RowDims, Scattered, boxes, hole, one_region, without};
+use super::boxes::{Scattered, boxes, hole, one_region, without};
 use super::ranks::Ranks;
 use super::structure::is_put;
 use crate::region::Region;
 use crate::task_graph::{Operand, Place, Space, core_types};
+use crate::trust::RowShares;
 
 /// The symmetric tensors of each rank, in the order of the heap.
 pub(super) struct Symmetric {
@@ -127,8 +128,8 @@ pub(super) struct Memory<'g> {
     accesses: Vec<Access>,
     /// For each tensor, true if it has an access that this rank's barrier does not bound.
     remote: Vec<bool>,
-    /// For each tensor, the dimensions of its rows if a task accesses them by slot.
-    by_slot: Vec<RowDims>,
+    /// For each tensor, how tasks share its rows.
+    shares: Vec<RowShares>,
     wanted: Vec<bool>,
     found: Vec<(u32, Access)>,
 }
@@ -151,14 +152,13 @@ impl<'g> Memory<'g> {
             offsets: vec![0; tensors + 1],
             accesses: Vec::new(),
             remote: vec![false; tensors],
-            by_slot: vec![&[]; tensors],
+            shares: vec![RowShares::default(); tensors],
             wanted: (0..tensors).map(wanted).collect(),
             found: Vec::with_capacity(own.operands.len()),
         };
         let mut add_rows = |tensor: usize, operand: &Operand| {
-            let dims = operand.trust.map_or(&[][..], |t| t.row_dims());
-            if dims.len() > memory.by_slot[tensor].len() {
-                memory.by_slot[tensor] = dims;
+            if let Some(trust) = operand.trust {
+                memory.shares[tensor].add(trust);
             }
         };
         own.operands.iter().for_each(|operand| add_rows(operand.tensor as usize, operand));
@@ -212,11 +212,11 @@ impl<'g> Memory<'g> {
         (rank, task, write): (u16, u32, bool),
     ) {
         let entry = &self.graphs[self.owner].tensors[tensor];
-        let (graphs, by_slot) = (self.graphs, self.by_slot[tensor]);
+        let (graphs, shares) = (self.graphs, self.shares[tensor]);
         // The common case, without a list of boxes.
         if hole.is_none()
             && !graphs.turns(rank.into())
-            && let Some(region) = one_region(entry, operand, by_slot)
+            && let Some(region) = one_region(entry, operand, shares)
         {
             self.found.push((tensor as u32, Access { region, rank, write, task }));
             return;
@@ -225,8 +225,8 @@ impl<'g> Memory<'g> {
             // "All slots except the rank's own" is treated like all slots on each rank, and the hole has been turned
             // already.
             let found = match hole {
-                Some(_) => boxes(entry, operand, by_slot)?,
-                None => graphs.boxes(rank.into(), entry, operand, by_slot)?,
+                Some(_) => boxes(entry, operand, shares)?,
+                None => graphs.boxes(rank.into(), entry, operand, shares)?,
             };
             self.found.extend(
                 found.into_iter().map(|region| (tensor as u32, Access { region, rank, write, task })),

@@ -8,6 +8,7 @@ use crate::dtype::DType;
 use crate::op_graph::Role;
 use crate::region::{MAX_DIMS, Region};
 use crate::task_graph::{Operand, TILE_ROWS, Task, TaskGraph, TensorEntry, core_types};
+use crate::trust::RowShares;
 use smallvec::SmallVec;
 
 /// Maximum number of boxes of one view.
@@ -15,9 +16,6 @@ const MOST_BOXES: usize = 1024;
 
 /// The bytes of one operand.
 pub(super) type Boxes = SmallVec<[Region; 2]>;
-
-/// The dimensions of rows that tasks access by slot; empty if they do not.
-pub(super) type RowDims = &'static [usize];
 
 /// The view would consist of too many boxes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,12 +65,12 @@ pub(super) fn strides_nest(dims: &[u32], strides: &[u32]) -> bool {
     })
 }
 
-/// The boxes that `operand` accesses in `tensor`, whose strides nest. `by_slot`: the dimensions of this tensor's rows if some task
-/// accesses them by slot, so that other accesses to rows may conflict with any slot.
-pub(super) fn boxes(tensor: &TensorEntry, operand: &Operand, by_slot: RowDims) -> Result<Boxes, Scattered> {
+/// The boxes that `operand` accesses in `tensor`, whose strides nest. `shares`: how all tasks share the tensor's rows. An access that
+/// shares them in another way may conflict with any row.
+pub(super) fn boxes(tensor: &TensorEntry, operand: &Operand, shares: RowShares) -> Result<Boxes, Scattered> {
     let mut found = Boxes::new();
     let any_row = |region: &mut Region| {
-        for &d in by_slot {
+        for &d in shares.any_row(operand.trust) {
             (region.lo[d], region.hi[d]) = (0, tensor.dims.get(d).copied().unwrap_or(1));
         }
     };
@@ -82,13 +80,9 @@ pub(super) fn boxes(tensor: &TensorEntry, operand: &Operand, by_slot: RowDims) -
             _ => Region::whole(&tensor.region_dims),
         };
         found.push(region);
-    } else if let Some(trust) = operand.trust.filter(|t| t.of_rows()) {
-        let mut region = operand.region;
-        // Shares in different dimensions say nothing about each other.
-        if trust.row_dims() != by_slot {
-            any_row(&mut region);
-        }
-        found.push(region);
+    } else if operand.trust.is_some_and(|t| t.of_rows()) {
+        found.push(operand.region);
+        found.iter_mut().for_each(any_row);
     } else {
         if operand.dims[..usize::from(operand.ndim).min(MAX_DIMS)].contains(&0) {
             return Ok(found);
@@ -106,8 +100,8 @@ pub(super) fn boxes(tensor: &TensorEntry, operand: &Operand, by_slot: RowDims) -
 
 /// The box that `operand` accesses, if it is its region: then [`boxes`] is that box alone. `None` says nothing.
 #[inline]
-pub(super) fn one_region(tensor: &TensorEntry, operand: &Operand, by_slot: RowDims) -> Option<Region> {
-    let plain = by_slot.is_empty() && operand.trust.is_none() && !is_symbolic(tensor);
+pub(super) fn one_region(tensor: &TensorEntry, operand: &Operand, shares: RowShares) -> Option<Region> {
+    let plain = shares.is_empty() && operand.trust.is_none() && !is_symbolic(tensor);
     (plain && is_region(tensor, operand)).then_some(operand.region)
 }
 

@@ -14,6 +14,7 @@ use crate::ids::EventId;
 use crate::op_graph::Role;
 use crate::region::MAX_DIMS;
 use crate::task_graph::{Operand, Place, Task, TaskGraph, TensorEntry, Variant};
+use crate::trust::RowShares;
 pub(super) use first::First;
 pub use first::Repeat;
 use first::sum_type;
@@ -269,7 +270,9 @@ impl<'a> Comparing<'a> {
         if is_region(tensor, x) && is_region(tensor, y) {
             return true;
         }
-        let (Ok(touched), Ok(there)) = (boxes(tensor, x, &[]), boxes(tensor, y, &[])) else {
+        let (Ok(touched), Ok(there)) =
+            (boxes(tensor, x, RowShares::default()), boxes(tensor, y, RowShares::default()))
+        else {
             return false;
         };
         blocks.turned_all(&touched, world, rank).is_some_and(|turned| turned == there)

@@ -124,7 +124,11 @@ impl<'a, 'g> Sweep<'a, 'g> {
     pub(super) fn tensor(&mut self, tensor: usize) {
         let memory = self.memory;
         let accesses = memory.accesses(tensor);
-        if accesses.is_empty() || self.violations.len() >= KEEP {
+        if self.violations.len() >= KEEP {
+            return;
+        }
+        self.output(tensor, accesses);
+        if accesses.is_empty() {
             return;
         }
         let activation = matches!(self.order.graphs[memory.owner].tensors[tensor].role, Role::Activation);
@@ -142,6 +146,22 @@ impl<'a, 'g> Sweep<'a, 'g> {
         self.keep_causes(said);
     }
 
+    /// Checks that tasks write all of an output, because the host reads it after the iteration.
+    fn output(&mut self, tensor: usize, accesses: &[Access]) {
+        let entry = &self.order.graphs[self.memory.owner].tensors[tensor];
+        if !entry.output || entry.role != Role::Activation {
+            return;
+        }
+        let covers: Vec<Region> = accesses.iter().filter(|a| a.write).map(|a| a.region).collect();
+        if let Some(rest) = uncovered(&Region::whole(&entry.region_dims), &covers) {
+            let message = format!(
+                "no task writes {}, which is part of an output",
+                self.names.region(self.memory.owner, tensor, &rest)
+            );
+            self.violations.push(Violation::new(ViolationKind::Unwritten, &[], message));
+        }
+    }
+
     /// Removes unwritten reads from the violations from `said` on, if their writer was found but is not ordered.
     fn keep_causes(&mut self, said: usize) {
         let tensor = self.violations.split_off(said);
@@ -151,7 +171,9 @@ impl<'a, 'g> Sweep<'a, 'g> {
             .flat_map(|v| v.tasks.clone())
             .collect();
         let explained = |v: &Violation| {
-            v.kind == ViolationKind::Unwritten && v.tasks.iter().all(|t| unordered.contains(t))
+            v.kind == ViolationKind::Unwritten
+                && !v.tasks.is_empty()
+                && v.tasks.iter().all(|t| unordered.contains(t))
         };
         self.violations.extend(tensor.into_iter().filter(|v| !explained(v)));
     }

@@ -5,9 +5,10 @@
 //! taken from rank 0. The ranks that it reaches are turned by `order` and `access`. The bytes that it accesses are
 //! turned by [`Ranks::boxes`]. The verifier does not use places or regions of another rank in any other way.
 
-use super::boxes::{Boxes, RowDims, Scattered, boxes};
+use super::boxes::{Boxes, Scattered, boxes};
 use super::symmetry::Symmetry;
 use crate::task_graph::{Operand, TaskGraph, TensorEntry};
+use crate::trust::RowShares;
 use std::ops::Index;
 
 /// All ranks of a class.
@@ -121,9 +122,9 @@ impl<'g> Ranks<'g> {
         rank: usize,
         tensor: &TensorEntry,
         operand: &Operand,
-        by_slot: RowDims,
+        shares: RowShares,
     ) -> Result<Boxes, Scattered> {
-        let found = boxes(tensor, operand, by_slot)?;
+        let found = boxes(tensor, operand, shares)?;
         match self.view {
             Some(view) if self.turns(rank) => {
                 Ok(view.symmetry.turned(operand.tensor, tensor, found, self.world, rank))

@@ -8,7 +8,7 @@ use super::ranks::Ranks;
 use super::report::{Names, Violation, ViolationKind};
 use crate::dtype::DType;
 use crate::ids::{EventId, TaskId};
-use crate::op_graph::Role;
+use crate::op_graph::{Capacity, Role, Rows};
 use crate::region::MAX_DIMS;
 use crate::target::Backend;
 use crate::task_graph::{
@@ -133,6 +133,22 @@ fn has_whole_pairs(tensor: &TensorEntry, backend: Backend) -> bool {
     tensor.tiled && tensor.dims.first().is_some_and(|all| all.is_multiple_of(2 * rows))
 }
 
+/// A tensor that is larger is a mistake, and sums of sizes stay far from overflow.
+const MOST_BYTES: u64 = 1 << 48;
+
+/// The reason why the graph's capacity does not fit an output: kernels compute the rows in use, but none that their view does not have.
+/// (Other tensors may have parts of the rows.)
+fn rows_problem(tensor: &TensorEntry, capacity: &Capacity) -> Option<String> {
+    let (true, &[rows] | &[rows, _]) = (tensor.output, &tensor.dims[..]) else { return None };
+    let (what, most) = match tensor.rows {
+        Rows::Fixed => return None,
+        Rows::Tokens => ("rows", capacity.rows),
+        Rows::Samples => ("samples", capacity.samples),
+    };
+    (rows < most)
+        .then(|| format!("{:?} has {rows} rows, but the graph has room for {most} {what}", tensor.dims))
+}
+
 /// The reason why a tensor cannot be at its place.
 fn overlay_problem(tensor: &TensorEntry) -> Option<String> {
     let overlay = tensor.overlay?;
@@ -145,7 +161,7 @@ fn overlay_problem(tensor: &TensorEntry) -> Option<String> {
     if tensor.role != Role::Activation || tensor.output {
         return Some("shares memory, but its value is needed after the tasks that use it".into());
     }
-    if overlay.offset % 16 != 0 || overlay.offset.checked_add(tensor.bytes).is_none() {
+    if overlay.offset % 16 != 0 || overlay.offset.saturating_add(tensor.bytes) > MOST_BYTES {
         return Some(format!(
             "lies at byte {}, which is not a multiple of 16, or is too large",
             overlay.offset
@@ -189,6 +205,9 @@ impl RankCheck<'_> {
             self.say(format!("type_names must start with {:?}", core_types::ALL));
             return;
         }
+        if graph.workers == 0 {
+            self.say("has no workers, so no task can run".into());
+        }
         self.tensors();
         self.fixed_tasks_and_events();
         if !self.violations.is_empty() {
@@ -210,6 +229,13 @@ impl RankCheck<'_> {
 
     fn tensors(&mut self) {
         let graphs = self.graphs;
+        let capacity = graphs[self.rank].capacity;
+        if capacity.samples > capacity.rows || capacity.active > capacity.rows {
+            self.say(format!(
+                "has room for {} samples and {} active slots, but only for {} rows",
+                capacity.samples, capacity.active, capacity.rows
+            ));
+        }
         let mut names = std::collections::HashSet::new();
         for tensor in &graphs[self.rank].tensors {
             if self.full() {
@@ -233,6 +259,13 @@ impl RankCheck<'_> {
                 self.say(format!(
                     "tensor '{}' {:?} has paired rows, but is not a packed matrix of whole pairs",
                     tensor.name, tensor.dims
+                ));
+            } else if let Some(problem) = rows_problem(tensor, &capacity) {
+                self.say(format!("tensor '{}' {problem}", tensor.name));
+            } else if tensor.bytes > MOST_BYTES {
+                self.say(format!(
+                    "tensor '{}' has {} bytes, more than any memory",
+                    tensor.name, tensor.bytes
                 ));
             } else if tensor.strides.len() != tensor.dims.len() {
                 self.say(format!("tensor '{}' must have one stride for each dimension", tensor.name));
@@ -315,6 +348,10 @@ impl RankCheck<'_> {
         }
         if !graph.ops.is_empty() && task.op as usize >= graph.ops.len() && !fixed {
             return self.say_task(index, "refers to an operator that does not exist");
+        }
+        if task.dependencies.len() + task.carried.len() > usize::from(u16::MAX) {
+            return self
+                .say_task(index, "depends on more than 65535 events, which do not fit into its description");
         }
         let events = graph.events.len() as u32;
         if task.dependencies.iter().any(|&e| e >= events || e == EventId::TERMINATION) && !fixed {

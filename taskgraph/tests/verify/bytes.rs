@@ -2,8 +2,9 @@
 
 use super::verify_support::*;
 use super::{broken, expect};
-use taskgraph::op_graph::Role;
+use taskgraph::op_graph::{Capacity, Role};
 use taskgraph::task_graph::{Place, Space, TaskGraph};
+use taskgraph::trust::Trust;
 use taskgraph::verify::{ViolationKind, verify};
 use taskgraph::{DType, EventId, Region};
 
@@ -54,6 +55,71 @@ fn a_view_beyond_its_region_is_refused() {
         g[0].operands[at].region.hi[1] = 8;
     });
     expect(&found, ViolationKind::Unordered, &[(0, a), (0, b)], &["'l0.partial' [0..1, 6..7]"]);
+}
+
+/// A share of no rows would hide the access, although the kernel's view has all of them.
+#[test]
+fn a_share_of_no_rows_is_refused() {
+    let a = find(&chain(2, 2, 2, 2, Lowering::Copy)[0], "l0.linear", 0);
+    let found = broken(2, 2, Lowering::Copy, |g| {
+        let at = g[0].tasks[a as usize].first_operand as usize + 2;
+        let operand = &mut g[0].operands[at];
+        operand.region.hi[0] = 0;
+        operand.trust = Some(Trust::RowsOfUnits { task: 0, of: 1000, in_tiles: false });
+    });
+    expect(&found, ViolationKind::Structure, &[(0, a)], &["share, which must not be empty"]);
+}
+
+/// Rows of a slot may belong to any unit, so two writers are disjoint only if both have slots or both have units.
+#[test]
+fn shares_of_slots_and_of_units_may_meet() {
+    let graphs = chain(2, 2, 2, 2, Lowering::Copy);
+    let tasks = [find(&graphs[0], "l0.linear", 0), find(&graphs[0], "l0.linear", 1)];
+    let slot = |slot| Trust::RowsOfSlot { slot, of: 2, in_tiles: false };
+    let unit = |task| Trust::RowsOfUnits { task, of: 2, in_tiles: false };
+    let verdict = |trusts: [Trust; 2]| {
+        let mut g = chain(2, 2, 2, 2, Lowering::Copy);
+        g.iter_mut().for_each(|graph| graph.capacity = Capacity { rows: 2, samples: 2, active: 2 });
+        for (share, (task, trust)) in tasks.iter().zip(trusts).enumerate() {
+            let at = g[0].tasks[*task as usize].first_operand as usize + 2;
+            let operand = &mut g[0].operands[at];
+            (operand.offset, operand.dims[1]) = (0, 8);
+            operand.region = Region { lo: [share as u32, 0, 0, 0], hi: [share as u32 + 1, 8, 1, 1] };
+            operand.trust = Some(trust);
+        }
+        let found = verify(&g).err().unwrap_or_default();
+        found.iter().any(|v| tasks.iter().all(|&task| v.tasks.contains(&(0, task))))
+    };
+    assert!(!verdict([slot(0), slot(1)]));
+    assert!(!verdict([unit(0), unit(1)]));
+    assert!(verdict([slot(0), unit(1)]));
+    assert!(verdict([unit(0), slot(1)]));
+}
+
+/// The host reads outputs after the iteration, so tasks must write all of them.
+#[test]
+fn an_output_that_is_not_written_is_refused() {
+    let found = broken(2, 2, Lowering::Copy, |g| {
+        for graph in g.iter_mut() {
+            // No task writes a rank's own part of the receive buffer.
+            graph.tensors.iter_mut().find(|t| t.name == "l0.receive").expect("the buffer").output = true;
+        }
+    });
+    expect(&found, ViolationKind::Unwritten, &[], &["no task writes 'l0.receive'", "part of an output"]);
+}
+
+#[test]
+fn impossible_sizes_are_refused() {
+    let found = broken(2, 2, Lowering::Copy, |g| g[0].workers = 0);
+    expect(&found, ViolationKind::Structure, &[], &["rank 0: has no workers"]);
+    let found = broken(2, 2, Lowering::Copy, |g| {
+        g[1].tensors.iter_mut().find(|t| t.name == "l0.partial").expect("the tensor").bytes = 1 << 60;
+    });
+    expect(&found, ViolationKind::Structure, &[], &["rank 1: tensor 'l0.partial'", "more than any memory"]);
+    let found = broken(2, 2, Lowering::Copy, |g| {
+        g.iter_mut().for_each(|graph| graph.capacity.active = u32::MAX);
+    });
+    expect(&found, ViolationKind::Structure, &[], &["active slots, but only for"]);
 }
 
 /// The strides of a tensor without elements may be 0, so nothing can be divided by them.

@@ -128,6 +128,17 @@ fn worker_order_against_the_events_is_a_cycle() {
 }
 
 #[test]
+fn a_task_waits_for_as_many_events_as_its_description_can_count() {
+    let copy = find(&chain(2, 2, 2, 2, Lowering::Copy)[0], "l0.copy", 0);
+    let found = broken(2, 2, Lowering::Copy, |g| {
+        let dependencies = &mut g[0].tasks[copy as usize].dependencies;
+        let event = dependencies[0];
+        dependencies.resize(1 << 16, event);
+    });
+    expect(&found, ViolationKind::Structure, &[(0, copy)], &["depends on more than 65535 events"]);
+}
+
+#[test]
 fn worker_order_against_flagged_words_of_another_rank_is_a_cycle() {
     let found = broken(2, 2, Lowering::Flagged, |g| {
         for graph in g.iter_mut() {

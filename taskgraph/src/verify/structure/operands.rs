@@ -5,7 +5,7 @@ use crate::dtype::DType;
 use crate::op_graph::Role;
 use crate::region::MAX_DIMS;
 use crate::task_graph::{Operand, Place, Space, Task, TensorEntry};
-use crate::trust::{Trust, share_of_tiles};
+use crate::trust::{RowShares, Trust, share_of_tiles};
 use crate::verify::boxes::{Scattered, boxes, end_of, is_symbolic};
 
 /// The reason why a trust does not fit its operand.
@@ -14,11 +14,19 @@ fn trusted(tensor: &TensorEntry, operand: &Operand, active: u32) -> Option<Strin
     let dims = &tensor.dims[..];
     match operand.trust {
         None => None,
-        Some(Trust::PagesOfSlot | Trust::PagesOfRows) => (!is_symbolic(tensor)).then(|| {
-            format!(
-                "of '{name}' declares pages of a slot, but the tensor is not a cache with its own index space"
-            )
-        }),
+        Some(Trust::PagesOfSlot | Trust::PagesOfRows) => {
+            if !is_symbolic(tensor) {
+                Some(format!(
+                    "of '{name}' declares pages of a slot, but the tensor is not a cache with its own index space"
+                ))
+            } else {
+                // An empty region would hide the access.
+                operand
+                    .region
+                    .is_empty()
+                    .then(|| format!("of '{name}' declares pages, but its region is empty"))
+            }
+        }
         Some(
             trust @ (Trust::RowsOfSlot { slot, of, in_tiles }
             | Trust::RowsOfUnits { task: slot, of, in_tiles }),
@@ -40,19 +48,20 @@ fn trusted(tensor: &TensorEntry, operand: &Operand, active: u32) -> Option<Strin
                 && (of == active || matches!(trust, Trust::RowsOfUnits { .. }))
                 && all_rows
                 && in_view
+                // An empty share would hide the access.
+                && !region.is_empty()
                 && match (in_tiles, dims) {
                     (false, _) => (region.lo[0], region.hi[0]) == (share(slot), share(slot + 1)),
                     (true, &[tiles, _, rows_of_tile, _]) => {
                         let range = |d: usize| region.lo[d]..region.hi[d];
                         (range(0), range(2)) == share_of_tiles(tiles, rows_of_tile, slot, of)
-                            && !region.is_empty()
                     }
                     (true, _) => false,
                 };
             (is_symbolic(tensor) || !fits).then(|| {
                 format!(
                     "of '{name}' names {trust:?}, the graph has {active} active slots: its view must have all rows and \
-                     its region, {region}, those rows' share"
+                     its region, {region}, those rows' share, which must not be empty"
                 )
             })
         }
@@ -132,7 +141,7 @@ impl RankCheck<'_> {
                     &operand.strides[..ndim]
                 )
             };
-            match boxes(tensor, operand, &[]) {
+            match boxes(tensor, operand, RowShares::default()) {
                 Err(Scattered) => {
                     return Some(format!(
                         "of '{name}' has a view ({}) that takes its elements in too many pieces; use the tensor's own strides",
