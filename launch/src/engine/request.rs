@@ -10,7 +10,8 @@ pub struct Request {
     pub prompt: Prompt,
     /// Maximum number of new tokens. The answer is shorter if `max_seq_len` or the KV cache leaves less room.
     pub max_new_tokens: u32,
-    /// End-of-sequence tokens, stop tokens and stop strings end the answer only after this many new tokens.
+    /// End-of-sequence tokens, stop tokens and stop strings end the answer only after this many new tokens. A stop string counts if
+    /// it ends after them.
     pub min_new_tokens: u32,
     /// Continue after an end-of-sequence token.
     pub ignore_eos: bool,

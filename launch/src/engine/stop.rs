@@ -6,6 +6,8 @@ pub(crate) struct StopStrings {
     stops: Vec<String>,
     /// The end of the text so far, which may be the beginning of a stop string.
     held: String,
+    /// Stop strings that end within this many bytes of `held` do not count.
+    passed: usize,
 }
 
 /// The result of adding a piece of text.
@@ -23,6 +25,7 @@ impl StopStrings {
         StopStrings {
             stops: stops.iter().filter(|stop| !stop.is_empty()).cloned().collect(),
             held: String::new(),
+            passed: 0,
         }
     }
 
@@ -32,13 +35,35 @@ impl StopStrings {
             return Released { text: piece.to_string(), stopped: false };
         }
         self.held.push_str(piece);
-        if let Some(place) = self.stops.iter().filter_map(|stop| self.held.find(stop.as_str())).min() {
+        if let Some(place) = self.stops.iter().filter_map(|stop| self.find(stop)).min() {
             self.held.truncate(place);
             return Released { text: std::mem::take(&mut self.held), stopped: true };
         }
+        Released { text: self.release(), stopped: false }
+    }
+
+    /// Adds the next piece, at whose end no stop string counts yet. Text is still held back if a stop string that ends later may have
+    /// begun. Returns the text that is final.
+    pub fn pass(&mut self, piece: &str) -> String {
+        self.held.push_str(piece);
+        self.passed = self.held.len();
+        self.release()
+    }
+
+    /// The place of `stop` in the text that is held back.
+    fn find(&self, stop: &str) -> Option<usize> {
+        // A match that begins before this ends too early.
+        let earliest = (self.passed + 1).saturating_sub(stop.len());
+        let begin = (earliest..=self.held.len()).find(|&place| self.held.is_char_boundary(place))?;
+        self.held[begin..].find(stop).map(|place| begin + place)
+    }
+
+    /// Takes the text that cannot be the beginning of a stop string.
+    fn release(&mut self) -> String {
         let keep = self.stops.iter().map(|stop| overlap(&self.held, stop)).max().unwrap_or(0);
         let rest = self.held.split_off(self.held.len() - keep);
-        Released { text: std::mem::replace(&mut self.held, rest), stopped: false }
+        self.passed = self.passed.saturating_sub(self.held.len());
+        std::mem::replace(&mut self.held, rest)
     }
 
     /// The text has ended, so the text that was held back is no stop string.
@@ -90,6 +115,36 @@ mod tests {
         assert_eq!(run(&["aab"], &["aa", "ab"]), (vec!["".into(), "a".into()], true));
         assert_eq!(run(&["é!"], &["é", "è"]).0, ["", "éè", ""]);
         assert_eq!(run(&["", "x"], &["ab"]).0, ["ab", ""]);
+    }
+
+    #[test]
+    fn stop_strings_count_only_if_they_end_late_enough() {
+        let run = |stops: &[&str], passed: &[&str], pieces: &[&str]| {
+            let stops: Vec<String> = stops.iter().map(|s| s.to_string()).collect();
+            let mut watch = StopStrings::new(&stops);
+            let mut texts: Vec<String> = passed.iter().map(|piece| watch.pass(piece)).collect();
+            for piece in pieces {
+                let released = watch.push(piece);
+                texts.push(released.text);
+                if released.stopped {
+                    return (texts.join("|"), true);
+                }
+            }
+            texts.push(watch.finish());
+            (texts.join("|"), false)
+        };
+        let stopped = |text: &str| (text.to_string(), true);
+        let ended = |text: &str| (text.to_string(), false);
+        assert_eq!(run(&["END"], &["a END"], &["b"]), ended("a END|b|"));
+        assert_eq!(run(&["END"], &["a END", " E"], &["ND"]), stopped("a END| |"));
+        assert_eq!(run(&["END"], &["a EN"], &["x"]), ended("a |ENx|"));
+        // The short one has ended too early, although its text is still held back.
+        assert_eq!(run(&["ab", "xabz"], &["xab"], &["q"]), ended("|xabq|"));
+        assert_eq!(run(&["ab", "xabz"], &["xab"], &["z"]), stopped("|"));
+        assert_eq!(run(&["ab", "xabz"], &["xab"], &["qab"]), stopped("|xabq"));
+        assert_eq!(run(&["aa"], &["aa"], &["a"]), stopped("a|"));
+        assert_eq!(run(&["é", "éé!"], &["é"], &["è"]), ended("|éè|"));
+        assert_eq!(run(&[], &["a"], &["b"]), ended("a|b|"));
     }
 
     proptest! {

@@ -18,7 +18,7 @@ pub(crate) struct RequestText {
     /// End-of-sequence ids; empty if they are ignored. Their text is left out.
     eos: Vec<u32>,
     stop_token_ids: Vec<u32>,
-    /// Stop strings and stop tokens count only after this many tokens.
+    /// Stop tokens, and stop strings that end within these tokens, are ignored.
     min_new_tokens: u32,
     /// Number of log-probabilities per token.
     logprobs: usize,
@@ -60,7 +60,7 @@ impl RequestText {
         let released = match &mut self.stream {
             Some(stream) if !stops && !self.eos.contains(&id) => {
                 let piece = stream.push(id)?;
-                if may_stop { self.stops.push(&piece) } else { Released { text: piece, stopped: false } }
+                self.release(&piece)
             }
             _ => Released::default(),
         };
@@ -76,9 +76,18 @@ impl RequestText {
         Ok(())
     }
 
+    /// Adds text of the last token. Returns what cannot be the beginning of a stop string.
+    fn release(&mut self, piece: &str) -> Released {
+        if self.count > self.min_new_tokens {
+            self.stops.push(piece)
+        } else {
+            Released { text: self.stops.pass(piece), stopped: false }
+        }
+    }
+
     fn finish(&mut self, reason: FinishReason) -> Result<(), InputError> {
         let rest = self.stream.take().map(TextStream::finish).transpose()?.unwrap_or_default();
-        let mut last = self.stops.push(&rest);
+        let mut last = self.release(&rest);
         if !last.stopped {
             last.text.push_str(&self.stops.finish());
         }
@@ -134,11 +143,36 @@ impl Sink for RequestText {
 mod tests {
     use super::*;
     use crate::engine::handle::Handle;
+    use std::path::Path;
 
     fn request(wanted: Wanted<'_>) -> (Box<RequestText>, Handle) {
+        request_with(None, wanted)
+    }
+
+    fn request_with(tokenizer: Option<&Tokenizer>, wanted: Wanted<'_>) -> (Box<RequestText>, Handle) {
         let channel = Arc::new(Channel::new(Arc::default(), false));
         let handle = Handle::new(1, vec![7], channel.clone(), None);
-        (Box::new(RequestText::new(channel, None, wanted)), handle)
+        (Box::new(RequestText::new(channel, tokenizer, wanted)), handle)
+    }
+
+    /// A tokenizer with these words, numbered from 1.
+    fn tokenizer(words: &[&str]) -> Tokenizer {
+        let mut vocab = serde_json::Map::new();
+        for (id, word) in ["[UNK]"].iter().chain(words).enumerate() {
+            vocab.insert(word.to_string(), id.into());
+        }
+        let file = serde_json::json!({
+            "version": "1.0",
+            "truncation": null,
+            "padding": null,
+            "added_tokens": [],
+            "normalizer": null,
+            "pre_tokenizer": null,
+            "post_processor": null,
+            "decoder": {"type": "Fuse"},
+            "model": {"type": "WordLevel", "vocab": vocab, "unk_token": "[UNK]"}
+        });
+        Tokenizer::parse(Path::new("tokenizer.json"), file.to_string().as_bytes()).unwrap()
     }
 
     fn token(id: i32) -> online::Token {
@@ -157,6 +191,33 @@ mod tests {
         let all = handle.wait();
         assert_eq!((all.tokens, all.reason), (vec![5, 2, 4, 5], FinishReason::Stop));
         assert_eq!((&all.logprobs[3][..], all.token_logprobs[3]), (&[(8, -0.5)][..], Some(-2.5)));
+    }
+
+    #[test]
+    fn a_stop_string_counts_if_it_ends_after_the_fewest_tokens() {
+        let tokenizer = tokenizer(&[" of", " the", " LORD", ",", " and"]);
+        for (least, text, reason) in [
+            (0, " of the ", FinishReason::Stop),
+            (3, " of the ", FinishReason::Stop),
+            (4, " of the ", FinishReason::Stop),
+            (5, " of the LORD, and", FinishReason::Length),
+            (6, " of the LORD, and", FinishReason::Length),
+        ] {
+            let stop = ["LORD, and".to_string()];
+            let wanted = Wanted {
+                stop: &stop,
+                eos: vec![],
+                stop_token_ids: vec![],
+                min_new_tokens: least,
+                logprobs: 0,
+            };
+            let (mut sink, handle) = request_with(Some(&tokenizer), wanted);
+            let more: Vec<bool> = (1..=5).map(|id| sink.token(token(id))).collect();
+            assert_eq!(more, [true, true, true, true, reason == FinishReason::Length]);
+            sink.end(End::Finished(Finish::Length));
+            let all = handle.wait();
+            assert_eq!((all.text.as_str(), all.reason), (text, reason), "{least}");
+        }
     }
 
     #[test]

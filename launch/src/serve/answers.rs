@@ -1,8 +1,9 @@
 //! From a checked request to the pieces of its answers: one task per answer, and one bounded channel for all of them.
 
-use super::backend::{Event, Events, Finish, Refusal, Submission, Token};
+use super::backend::{Event, Events, Finish, Refusal, Sampling, Submission, Token};
 use super::error::ApiError;
 use super::generation::Generation;
+use super::offsets::Offsets;
 use super::state::{App, Phase, Ready};
 use futures_util::StreamExt;
 use serde::Serialize;
@@ -46,7 +47,7 @@ pub struct Piece {
 pub struct Shown {
     /// The token.
     pub token: Token,
-    /// Offset of its text in the answer, in characters.
+    /// Offset of its text in the answer, in characters. Only known if the request asks for log-probabilities.
     pub offset: usize,
 }
 
@@ -92,6 +93,17 @@ pub struct PromptTokens {
     pub cached_tokens: usize,
 }
 
+/// One answer after its end.
+#[derive(Clone, Debug, Default)]
+pub struct Whole {
+    /// Its text.
+    pub text: String,
+    /// Its tokens, if the request asks for them.
+    pub tokens: Vec<Shown>,
+    /// Why it ended: [`Ending::name`].
+    pub reason: &'static str,
+}
+
 /// The answers as they arrive. Dropping it cancels those that are incomplete.
 pub struct Answers {
     pieces: mpsc::Receiver<Piece>,
@@ -135,6 +147,24 @@ impl Answers {
         }
         Some(piece)
     }
+
+    /// Waits for the ends of all answers. Returns them in the order of their indices, and the numbers of tokens.
+    ///
+    /// # Errors
+    /// An answer has failed.
+    pub async fn whole(mut self) -> Result<(Vec<Whole>, Usage), ApiError> {
+        let mut all = vec![Whole::default(); self.open];
+        while let Some(mut piece) = self.next().await {
+            if let Some(Ending::Failed(error)) = piece.ending {
+                return Err(error);
+            }
+            let whole = &mut all[piece.choice];
+            whole.text.push_str(&piece.text);
+            whole.tokens.append(&mut piece.tokens);
+            whole.reason = piece.ending.map_or(whole.reason, |ending| ending.name());
+        }
+        Ok((all, self.usage))
+    }
 }
 
 /// Submits `plan` to the engine.
@@ -151,7 +181,8 @@ pub fn start(app: &App, ready: &Ready, plan: Plan) -> Result<Answers, ApiError> 
             counted(prompts.len(), "prompt"),
             generation.n
         );
-        return Err(ApiError::field("n", message));
+        let field = if generation.n == 1 { "prompt" } else { "n" };
+        return Err(ApiError::field(field, message));
     }
     let prompt_tokens = prompts.iter().map(Vec::len).sum();
     let usage = Usage { prompt_tokens, total_tokens: prompt_tokens, ..Usage::default() };
@@ -164,8 +195,7 @@ pub fn start(app: &App, ready: &Ready, plan: Plan) -> Result<Answers, ApiError> 
     }
     let mut places = app.places(ready, choices)?;
     let mut submissions = Vec::with_capacity(choices);
-    for (prompt, max_new_tokens) in prompts.into_iter().zip(max_tokens) {
-        ready.metrics.request(generation.n, prompt.len(), max_new_tokens);
+    for (prompt, &max_new_tokens) in prompts.iter().zip(&max_tokens) {
         for answer in 0..generation.n {
             // The answers to one prompt differ, and each of them is repeatable.
             let seed = generation.sampling.seed.map(|seed| seed.wrapping_add(answer as u64));
@@ -176,7 +206,7 @@ pub fn start(app: &App, ready: &Ready, plan: Plan) -> Result<Answers, ApiError> 
                 ignore_eos: generation.ignore_eos,
                 stop: generation.stop.clone(),
                 stop_token_ids: generation.stop_token_ids.clone(),
-                sampling: super::backend::Sampling { seed, ..generation.sampling },
+                sampling: Sampling { seed, ..generation.sampling },
                 logprobs: generation.logprobs,
                 whole: !generation.stream,
             });
@@ -184,6 +214,10 @@ pub fn start(app: &App, ready: &Ready, plan: Plan) -> Result<Answers, ApiError> 
     }
     tracing::debug!("a request goes to the engine {} us after its arrival", arrival.elapsed().as_micros());
     let all = ready.loaded.backend.submit(submissions).map_err(|refusal| refused(app, ready, refusal))?;
+    // A refused request is not counted.
+    for (prompt, &max_new_tokens) in prompts.iter().zip(&max_tokens) {
+        ready.metrics.request(generation.n, prompt.len(), max_new_tokens);
+    }
     let (sender, pieces) = mpsc::channel(app.limits.pieces);
     let n = generation.n;
     for (choice, events) in all.into_iter().enumerate() {
@@ -226,8 +260,8 @@ struct Progress {
     piece: Piece,
     /// Tokens so far.
     tokens: usize,
-    /// Characters of text so far, without text that is held back.
-    characters: usize,
+    /// Where the next token's text begins.
+    offsets: Offsets,
     /// Arrival time of the last token; for a whole answer, of the first.
     last: Option<Instant>,
 }
@@ -238,7 +272,7 @@ impl Answer {
         let mut progress = Progress {
             piece: Piece { choice: self.choice, ..Piece::default() },
             tokens: 0,
-            characters: 0,
+            offsets: Offsets::default(),
             last: None,
         };
         let reason = self.pump(ready, &mut events, &mut progress).await;
@@ -317,9 +351,10 @@ impl Answer {
         progress.tokens += 1;
         progress.piece.count += 1;
         progress.piece.text.push_str(&token.text);
-        let offset = progress.characters;
-        progress.characters += token.text.chars().count();
-        if self.generation.logprobs.is_some() || self.generation.return_token_ids {
+        let with_logprobs = self.generation.logprobs.is_some();
+        if with_logprobs || self.generation.return_token_ids {
+            let tokenizer = ready.loaded.tokenizer.as_ref();
+            let offset = if with_logprobs { progress.offsets.next(tokenizer, token.id) } else { 0 };
             progress.piece.tokens.push(Shown { token, offset });
         }
     }
@@ -349,5 +384,107 @@ async fn cut_off(phase: &mut watch::Receiver<Phase>) -> String {
     match ended.as_deref() {
         Ok(Phase::Lost(reason)) => reason.clone(),
         _ => "the server is shutting down".into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::backend::{Backend, Capabilities, ModelInfo, Stats};
+    use super::super::limits::Limits;
+    use super::super::state::{Loaded, Shared};
+    use super::*;
+    use futures_util::stream;
+
+    /// An engine that accepts all requests or none, and never returns a token.
+    struct Silent {
+        accepts: bool,
+    }
+
+    impl Backend for Silent {
+        fn submit(&self, requests: Vec<Submission>) -> Result<Vec<Events>, Refusal> {
+            if !self.accepts {
+                return Err(Refusal::Full);
+            }
+            Ok(requests.iter().map(|_| Box::pin(stream::pending::<Event>()) as Events).collect())
+        }
+
+        fn stats(&self) -> Stats {
+            Stats::default()
+        }
+    }
+
+    fn app(accepts: bool, limits: Limits) -> App {
+        let model = ModelInfo {
+            name: "m".into(),
+            max_seq_len: 100,
+            vocab_size: 50,
+            max_batch: 4,
+            defaults: Sampling::default(),
+        };
+        let app = Shared::new(limits, None);
+        app.set_ready(Loaded {
+            backend: Box::new(Silent { accepts }),
+            model,
+            capabilities: Capabilities::default(),
+            tokenizer: None,
+            template: None,
+        });
+        app
+    }
+
+    /// As many prompts as `lengths`, with `n` answers each.
+    fn plan(lengths: &[usize], n: usize) -> Plan {
+        let generation = Generation {
+            stream: true,
+            include_usage: false,
+            n,
+            max_tokens: Some(7),
+            min_tokens: 0,
+            ignore_eos: false,
+            stop_token_ids: Vec::new(),
+            stop: Vec::new(),
+            sampling: Sampling::default(),
+            logprobs: None,
+            return_token_ids: false,
+        };
+        Plan {
+            prompts: lengths.iter().map(|&length| vec![1; length]).collect(),
+            max_tokens: vec![7; lengths.len()],
+            generation,
+            arrival: Instant::now(),
+        }
+    }
+
+    #[test]
+    fn only_accepted_requests_are_counted() {
+        // The tasks of the answers need a runtime, but they need not run.
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let _entered = runtime.enter();
+        for (accepts, requests, tokens) in [(true, 2, 5), (false, 0, 0)] {
+            let app = app(accepts, Limits::default());
+            let ready = app.ready.get().unwrap();
+            let answers = start(&app, ready, plan(&[2, 3], 2));
+            assert_eq!(answers.is_ok(), accepts);
+            let text = ready.metrics.text(&Stats::default());
+            for (name, count) in [
+                ("request_params_n_count", requests),
+                ("request_params_max_tokens_count", requests),
+                ("request_prompt_tokens_count", requests),
+                ("prompt_tokens_total", tokens),
+            ] {
+                let line = format!("mpk:{name}{{model_name=\"m\"}} {count}");
+                assert!(text.lines().any(|found| found == line), "{line}\n{text}");
+            }
+        }
+    }
+
+    #[test]
+    fn too_many_answers_name_the_field_that_asks_for_them() {
+        let app = app(true, Limits { choices: 3, ..Limits::default() });
+        for (prompts, n, field) in [(4, 1, "prompt"), (1, 4, "n"), (2, 2, "n")] {
+            let error = start(&app, app.ready.get().unwrap(), plan(&vec![1; prompts], n)).err().unwrap();
+            assert_eq!(error.param.as_deref(), Some(field), "{}", error.message);
+            assert!(error.message.contains("is more than 3, the maximum"), "{}", error.message);
+        }
     }
 }

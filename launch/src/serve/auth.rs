@@ -34,7 +34,11 @@ impl ApiKey {
     pub fn admits(&self, headers: &HeaderMap) -> bool {
         let given = headers.get(header::AUTHORIZATION).map_or(&b""[..], |value| value.as_bytes());
         let given = match given.split_at_checked(7) {
-            Some((scheme, key)) if scheme.eq_ignore_ascii_case(b"Bearer ") => key,
+            // There may be several spaces.
+            Some((scheme, key)) if scheme.eq_ignore_ascii_case(b"Bearer ") => {
+                let spaces = key.iter().take_while(|&&byte| byte == b' ').count();
+                &key[spaces..]
+            }
             _ => b"",
         };
         let length = u16::try_from(given.len()).unwrap_or(u16::MAX);
@@ -64,7 +68,7 @@ mod tests {
             headers.insert(header::AUTHORIZATION, HeaderValue::from_str(value).unwrap());
             key.admits(&headers)
         };
-        assert!(admits("Bearer sk-123") && admits("bearer sk-123"));
+        assert!(admits("Bearer sk-123") && admits("bearer sk-123") && admits("Bearer   sk-123"));
         for wrong in [
             "",
             "sk-123",
@@ -72,7 +76,10 @@ mod tests {
             "Bearer ",
             "Bearer sk-12",
             "Bearer sk-1234",
-            "Bearer  sk-123",
+            "Bearer   ",
+            "Bearer   sk-12",
+            "Bearersk-123",
+            " Bearer sk-123",
             "Basic sk-123",
         ] {
             assert!(!admits(wrong), "{wrong}");

@@ -1,6 +1,8 @@
 //! The interface between the HTTP layer and an engine.
 
 use crate::engine::Reader;
+/// How tokens are chosen: the engine's own type. The default is greedy.
+pub use crate::engine::SamplingParams as Sampling;
 use futures_util::Stream;
 use std::pin::Pin;
 
@@ -50,42 +52,6 @@ pub struct Submission {
     pub logprobs: Option<u32>,
     /// Nobody reads the tokens one by one: the stream may yield all tokens but the first together with the end.
     pub whole: bool,
-}
-
-/// How tokens are chosen. The default is greedy.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Sampling {
-    /// 0 is greedy.
-    pub temperature: f32,
-    /// Share of the probability to keep, above 0 and at most 1.
-    pub top_p: f32,
-    /// Number of tokens to keep; 0 keeps all.
-    pub top_k: u32,
-    /// Minimum probability relative to the best token's.
-    pub min_p: f32,
-    /// Makes the answer repeatable. The engine chooses a seed if there is none.
-    pub seed: Option<u64>,
-    /// Subtracted from the logits of tokens that have occurred.
-    pub presence_penalty: f32,
-    /// Subtracted for each occurrence.
-    pub frequency_penalty: f32,
-    /// Divides positive logits of tokens that have occurred in prompt or answer; 1 changes nothing.
-    pub repetition_penalty: f32,
-}
-
-impl Default for Sampling {
-    fn default() -> Self {
-        Sampling {
-            temperature: 0.0,
-            top_p: 1.0,
-            top_k: 0,
-            min_p: 0.0,
-            seed: None,
-            presence_penalty: 0.0,
-            frequency_penalty: 0.0,
-            repetition_penalty: 1.0,
-        }
-    }
 }
 
 /// An event of a request.

@@ -1,42 +1,58 @@
 //! Reads a request's body, with limits on its size, its time, and the size of all bodies together.
 
 use super::error::ApiError;
-use super::limits::Limits;
+use super::fields::Fields;
+use super::memory::{Estimate, Memory, Unsent};
 use super::state::Shared;
 use axum::body::{Body, BodyDataStream};
 use axum::extract::Request;
-use axum::http::{HeaderMap, header};
+use axum::http::{HeaderMap, HeaderValue, header};
+use axum::response::Response;
 use futures_util::StreamExt;
 use serde::de::DeserializeOwned;
-use std::sync::Arc;
+use serde_json::{Map, Value};
 use std::time::Duration;
 use taskgraph::json::plain;
-use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::timeout;
 
 /// How long the rest of an oversized body is read, so that its sender gets to see the answer.
 const POLITENESS: Duration = Duration::from_secs(5);
 
-/// A value read from a body. Holds the body's share of memory.
-pub struct Read<T> {
-    /// The value.
-    pub value: T,
-    /// Bytes of the body.
-    pub bytes: usize,
-    /// Held as long as the value may be in memory.
-    pub memory: Option<OwnedSemaphorePermit>,
+/// The text of a body, with its share of memory.
+pub struct Received {
+    bytes: Vec<u8>,
+    memory: Memory,
 }
 
-/// Reads `request`'s body as JSON. Unknown fields are ignored.
+impl Received {
+    /// Bytes of the body.
+    pub fn size(&self) -> usize {
+        self.bytes.len()
+    }
+
+    /// Parses the fields. For a long body this takes a while, so it belongs into [`super::prompts::beside`]. The memory
+    /// comes first, so that a `let` drops it after the fields.
+    ///
+    /// # Errors
+    /// The body is not JSON, or not an object.
+    pub fn fields(self) -> Result<(Memory, Fields), ApiError> {
+        let fields = Fields(parse::<Map<String, Value>>(&self.bytes)?);
+        Ok((self.memory, fields))
+    }
+}
+
+/// Receives the body of `request`, which should be JSON, and reserves memory to parse it.
 ///
 /// # Errors
-/// It is not JSON, has wrong fields, is too long, or does not arrive.
-pub async fn read_json<T: DeserializeOwned>(app: &Shared, request: Request) -> Result<Read<T>, ApiError> {
+/// It is declared as something else, is too long, or does not arrive.
+pub async fn receive(app: &Shared, request: Request) -> Result<Received, ApiError> {
     if !declares_json(request.headers()) {
         return Err(ApiError::not_json());
     }
-    let (bytes, memory) = read(app, request).await?;
-    Ok(Read { value: parse(&bytes)?, bytes: bytes.len(), memory })
+    let (bytes, mut memory, values) = read(app, request).await?;
+    let reserved = memory.reserve_values(app, values).await;
+    reserved.map_err(|error| ApiError::failed(error.to_string(), "internal_error"))?;
+    Ok(Received { bytes, memory })
 }
 
 /// Parses `bytes` as JSON. An error names its place.
@@ -79,7 +95,8 @@ fn check_codings(headers: &HeaderMap) -> Result<(), ApiError> {
         .map_or(Ok(()), |coding| Err(ApiError::content_coding(&coding)))
 }
 
-async fn read(app: &Shared, request: Request) -> Result<(Vec<u8>, Option<OwnedSemaphorePermit>), ApiError> {
+/// Returns the text, its memory, and the estimated size of its values.
+async fn read(app: &Shared, request: Request) -> Result<(Vec<u8>, Memory, usize), ApiError> {
     let limits = &app.limits;
     let (head, body) = request.into_parts();
     check_codings(&head.headers)?;
@@ -98,14 +115,16 @@ async fn read(app: &Shared, request: Request) -> Result<(Vec<u8>, Option<OwnedSe
             discard(stream).await;
             Err(ApiError::body_too_long(limits.body_bytes))
         }
-        Ok(Err(Problem::NoMemory)) => {
-            Err(ApiError::unavailable("the server is reading too many requests at once", "busy"))
-        }
+        Ok(Err(Problem::NoMemory)) => Err(no_memory()),
         Ok(Err(Problem::Broken(problem))) => {
             Err(ApiError::invalid(format!("the body cannot be read: {problem}")))
         }
         Ok(Ok(read)) => Ok(read),
     }
+}
+
+fn no_memory() -> ApiError {
+    ApiError::unavailable("the server is reading too many requests at once", "busy")
 }
 
 enum Problem {
@@ -114,31 +133,20 @@ enum Problem {
     Broken(String),
 }
 
-async fn collect(
-    app: &Shared,
-    stream: &mut BodyDataStream,
-) -> Result<(Vec<u8>, Option<OwnedSemaphorePermit>), Problem> {
-    let Limits { body_bytes, .. } = app.limits;
+async fn collect(app: &Shared, stream: &mut BodyDataStream) -> Result<(Vec<u8>, Memory, usize), Problem> {
     let mut bytes = Vec::new();
-    let mut memory: Option<OwnedSemaphorePermit> = None;
+    let mut memory = Memory::default();
+    let mut values = Estimate::default();
     while let Some(chunk) = stream.next().await {
         let chunk = chunk.map_err(|error| Problem::Broken(error.to_string()))?;
-        if bytes.len() + chunk.len() > body_bytes {
+        if bytes.len() + chunk.len() > app.limits.body_bytes {
             return Err(Problem::TooLong);
         }
-        let held = memory.as_ref().map_or(0, OwnedSemaphorePermit::num_permits);
-        let more = (bytes.len() + chunk.len()).div_ceil(1024).saturating_sub(held);
-        if more > 0 {
-            let more =
-                Arc::clone(&app.bodies).try_acquire_many_owned(more as u32).map_err(|_| Problem::NoMemory)?;
-            match &mut memory {
-                Some(memory) => memory.merge(more),
-                None => memory = Some(more),
-            }
-        }
+        memory.grow(app, bytes.len() + chunk.len()).map_err(|_| Problem::NoMemory)?;
+        values.add(&chunk);
         bytes.extend_from_slice(&chunk);
     }
-    Ok((bytes, memory))
+    Ok((bytes, memory, values.bytes))
 }
 
 /// Reads and drops the rest, for a limited time.
@@ -147,10 +155,62 @@ async fn discard(mut stream: BodyDataStream) {
     let _ = timeout(POLITENESS, all).await;
 }
 
-/// A body of `text`, which is JSON.
-pub fn json_body(text: String) -> axum::response::Response {
-    let mut response = axum::response::Response::new(Body::from(text));
-    let json = axum::http::HeaderValue::from_static("application/json");
-    response.headers_mut().insert(header::CONTENT_TYPE, json);
+/// An answer of `text`, which is JSON.
+pub fn json_body(text: String) -> Response {
+    json(Body::from(text))
+}
+
+/// An answer of `text`, which is JSON. It keeps `memory` until it is sent, and takes more if the body was shorter.
+///
+/// # Errors
+/// Others have the memory.
+pub fn held_json_body(app: &Shared, memory: Memory, text: String) -> Result<Response, ApiError> {
+    let unsent = Unsent::new(app, memory, text).map_err(|_| no_memory())?;
+    Ok(json(Body::new(unsent)))
+}
+
+fn json(body: Body) -> Response {
+    let mut response = Response::new(body);
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
     response
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::serve::limits::Limits;
+    use futures_util::FutureExt;
+
+    fn received(app: &Shared, text: &str) -> Result<Received, ApiError> {
+        let request = axum::http::Request::builder().header(header::CONTENT_TYPE, "application/json");
+        let request = request.body(Body::from(text.to_string())).unwrap();
+        // Without waiting for memory, only the timer needs a runtime.
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        let _guard = runtime.enter();
+        receive(app, request).now_or_never().expect("no wait")
+    }
+
+    #[test]
+    fn the_memory_of_a_body_is_held_as_long_as_its_fields() {
+        let app = Shared::new(Limits { all_bodies_bytes: 1 << 20, ..Limits::default() }, None);
+        let text = format!("{{\"prompt\": \"a\", \"x\": [{}0]}}", "{\"\": 0}, ".repeat(10_000));
+        let (memory, mut fields) = received(&app, &text).unwrap().fields().unwrap();
+        assert_eq!(app.bodies.available_permits(), 1024 - text.len().div_ceil(1024));
+        assert_eq!(app.values.available_permits(), 0, "10000 objects are more than 1 MiB");
+        assert_eq!(fields.text("prompt"), Ok(Some("a".to_string())));
+        drop(memory);
+        assert_eq!((app.bodies.available_permits(), app.values.available_permits()), (1024, 1024));
+        // A body that is not JSON gives all back.
+        assert!(received(&app, &text[1..]).unwrap().fields().is_err());
+        assert_eq!((app.bodies.available_permits(), app.values.available_permits()), (1024, 1024));
+    }
+
+    #[test]
+    fn long_text_takes_no_memory_for_values() {
+        let app = Shared::new(Limits { all_bodies_bytes: 1 << 20, encoders: 4, ..Limits::default() }, None);
+        let body = received(&app, &format!("{{\"prompt\": \"{}\"}}", "a, [b]: ".repeat(20_000))).unwrap();
+        assert_eq!(app.values.available_permits(), 1024);
+        drop(body);
+        assert_eq!(app.bodies.available_permits(), 1024);
+    }
 }

@@ -10,7 +10,7 @@ pub struct Limits {
     pub connections: usize,
     /// Bytes of a request's body.
     pub body_bytes: usize,
-    /// Bytes of all bodies in memory together.
+    /// Bytes of all bodies in memory together. The values parsed from large bodies may take as much again.
     pub all_bodies_bytes: usize,
     /// Header lines of a request.
     pub headers: usize,
@@ -34,7 +34,7 @@ pub struct Limits {
     pub stops: usize,
     /// Bytes of a stop string.
     pub stop_bytes: usize,
-    /// Number of texts that are encoded, and chat templates that are rendered, at the same time.
+    /// Number of long bodies that are parsed, rendered with the chat template, and encoded at the same time.
     pub encoders: usize,
     /// How long clients have to read the end of their answers when the server ends.
     pub last_words: Duration,

@@ -20,8 +20,11 @@ const RESERVED: [&str; 4] = ["messages", "tools", "documents", "add_generation_p
 /// What an assistant's message may have instead of content, as in OpenAI's API.
 const INSTEAD_OF_CONTENT: [&str; 3] = ["tool_calls", "function_call", "refusal"];
 
+/// Fields of a message that are text.
+const TEXTS: [&str; 3] = ["name", "tool_call_id", "refusal"];
+
 impl Conversation {
-    /// Reads `messages`, `tools`, `chat_template_kwargs` and `add_generation_prompt`.
+    /// Reads `messages`, `tools`, `chat_template_kwargs`, `reasoning_effort` and `add_generation_prompt`.
     ///
     /// # Errors
     /// A field is wrong, or holds content other than text.
@@ -33,10 +36,13 @@ impl Conversation {
         };
         let messages = messages.into_iter().enumerate().map(|(i, message)| self::message(i, message));
         let messages = messages.collect::<Result<Vec<Value>, _>>()?;
-        let arguments = fields.object("chat_template_kwargs")?.unwrap_or_default();
+        let mut arguments = fields.object("chat_template_kwargs")?.unwrap_or_default();
         if let Some(name) = RESERVED.iter().find(|name| arguments.contains_key(**name)) {
             let param = format!("chat_template_kwargs.{name}");
             return Err(ApiError::field(param, format!("`{name}` is a field of the request itself")));
+        }
+        if let Some(effort) = fields.text("reasoning_effort")? {
+            arguments.entry("reasoning_effort").or_insert(Value::String(effort));
         }
         let tools = match fields.take("tools") {
             None => None,
@@ -70,16 +76,22 @@ fn message(i: usize, message: Value) -> Result<Value, ApiError> {
         other => return Err(wrong(&place, "an object with `role` and `content`", &other)),
     };
     let role = match message.get("role") {
-        Some(Value::String(role)) => role,
+        Some(Value::String(role)) if !role.is_empty() => role,
         other => {
             let found = other.unwrap_or(&Value::Null);
             return Err(wrong(&format!("{place}.role"), "a string such as \"user\"", found));
         }
     };
     let given = |name: &&str| message.get(*name).is_some_and(|value| !value.is_null() && *value != json!([]));
-    let needs_content = role != "assistant" || !INSTEAD_OF_CONTENT.iter().any(given);
+    let is_assistant = role == "assistant";
+    let needs_content = !is_assistant || !INSTEAD_OF_CONTENT.iter().any(given);
     // A function's result may be null.
     let needs_value = needs_content && role != "function";
+    for name in TEXTS {
+        if let Some(value) = message.get(name).filter(|value| !value.is_null() && !value.is_string()) {
+            return Err(wrong(&format!("{place}.{name}"), "a string", value));
+        }
+    }
     match message.get_mut("content") {
         None if needs_content => {
             let place = format!("{place}.content");
@@ -90,7 +102,7 @@ fn message(i: usize, message: Value) -> Result<Value, ApiError> {
         Some(Value::Null) if !needs_value => {}
         Some(content) => {
             let joined = match content {
-                Value::Array(parts) => join(&place, parts)?,
+                Value::Array(parts) => join(&place, parts, is_assistant)?,
                 other => {
                     return Err(wrong(
                         &format!("{place}.content"),
@@ -106,23 +118,35 @@ fn message(i: usize, message: Value) -> Result<Value, ApiError> {
         let Value::Array(calls) = calls else {
             return Err(wrong(&format!("{place}.tool_calls"), "a list", calls));
         };
-        calls.iter_mut().for_each(open_arguments);
+        for (k, call) in calls.iter_mut().enumerate() {
+            if !call.is_object() {
+                return Err(wrong(&format!("{place}.tool_calls[{k}]"), "an object", call));
+            }
+            open_arguments(call);
+        }
     }
     Ok(Value::Object(message))
 }
 
-/// The texts of `parts`, one per line. Templates that do not know parts expect this.
-fn join(place: &str, parts: &[Value]) -> Result<String, ApiError> {
+/// The texts of `parts`, one per line. Templates that do not know parts expect this. Only an assistant's message has refusals.
+fn join(place: &str, parts: &[Value], is_assistant: bool) -> Result<String, ApiError> {
     let text = |(k, part): (usize, &Value)| -> Result<String, ApiError> {
         let place = format!("{place}.content[{k}]");
-        match (part["type"].as_str(), &part["text"]) {
-            (Some("text") | None, Value::String(text)) => Ok(text.clone()),
-            (Some("text") | None, other) => Err(wrong(&format!("{place}.text"), "a string", other)),
-            (Some(kind), _) => {
+        let field = match &part["type"] {
+            _ if !part.is_object() => return Err(wrong(&place, "an object with `type` and `text`", part)),
+            Value::Null => "text",
+            Value::String(kind) if kind == "text" => "text",
+            Value::String(kind) if kind == "refusal" && is_assistant => "refusal",
+            Value::String(kind) => {
                 let message =
                     format!("`{place}`: content of type {kind:?} is not supported; only text is supported");
-                Err(ApiError::unsupported(place, message))
+                return Err(ApiError::unsupported(place, message));
             }
+            other => return Err(wrong(&format!("{place}.type"), "a string such as \"text\"", other)),
+        };
+        match &part[field] {
+            Value::String(text) => Ok(text.clone()),
+            other => Err(wrong(&format!("{place}.{field}"), "a string", other)),
         }
     };
     let texts = parts.iter().enumerate().map(text).collect::<Result<Vec<String>, _>>()?;
@@ -175,6 +199,31 @@ mod tests {
         assert_eq!(conversation.messages[1]["tool_calls"][1]["function"]["arguments"], "not JSON");
     }
 
+    #[test]
+    fn a_refusal_is_text_of_the_assistant() {
+        let message = |role: &str| {
+            let parts = json!([{"type": "refusal", "refusal": "No."}, {"text": "Sorry."}]);
+            json!({"messages": [{"role": role, "content": parts}]})
+        };
+        assert_eq!(read(message("assistant")).unwrap().messages[0]["content"], "No.\nSorry.");
+        let error = read(message("user")).err().unwrap();
+        assert_eq!(error.param.as_deref(), Some("messages[0].content[0]"));
+    }
+
+    #[test]
+    fn the_effort_is_an_argument_of_the_template() {
+        let effort = |mut value: Value| {
+            value["messages"] = json!([{"role": "any role", "content": "x"}]);
+            read(value).map(|conversation| conversation.rendering.arguments.get("reasoning_effort").cloned())
+        };
+        assert_eq!(effort(json!({})), Ok(None));
+        assert_eq!(effort(json!({"reasoning_effort": "low"})), Ok(Some(json!("low"))));
+        let both = json!({"reasoning_effort": "low", "chat_template_kwargs": {"reasoning_effort": "high"}});
+        assert_eq!(effort(both), Ok(Some(json!("high"))));
+        let error = effort(json!({"reasoning_effort": 5})).unwrap_err();
+        assert_eq!(error.param.as_deref(), Some("reasoning_effort"));
+    }
+
     /// As in OpenAI's API: only an assistant's message may lack content, and only if it says something else.
     #[test]
     fn content_is_required() {
@@ -218,7 +267,22 @@ mod tests {
             (json!({"messages": "hello"}), "messages"),
             (json!({"messages": ["hello"]}), "messages[0]"),
             (json!({"messages": [{"content": "x"}]}), "messages[0].role"),
+            (json!({"messages": [{"role": "", "content": "x"}]}), "messages[0].role"),
             (json!({"messages": [{"role": "user", "content": 5}]}), "messages[0].content"),
+            (json!({"messages": [{"role": "user", "content": "x", "name": 5}]}), "messages[0].name"),
+            (json!({"messages": [{"role": "user", "content": ["x"]}]}), "messages[0].content[0]"),
+            (
+                json!({"messages": [{"role": "user", "content": [{"type": 5, "text": "x"}]}]}),
+                "messages[0].content[0].type",
+            ),
+            (
+                json!({"messages": [{"role": "assistant", "content": [{"type": "refusal", "refusal": 5}]}]}),
+                "messages[0].content[0].refusal",
+            ),
+            (
+                json!({"messages": [{"role": "assistant", "tool_calls": [{"type": "function"}, "f"]}]}),
+                "messages[0].tool_calls[1]",
+            ),
             (
                 json!({"messages": [{"role": "user", "content": [{"type": "text"}]}]}),
                 "messages[0].content[0].text",

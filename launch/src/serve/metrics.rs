@@ -8,6 +8,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 use std::borrow::Cow;
+use std::collections::HashSet;
 use std::fmt::Write;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -131,7 +132,7 @@ impl Metrics {
         self.registry = registry;
     }
 
-    /// All metrics as text.
+    /// All metrics as text, in the format of OpenMetrics.
     pub fn text(&self, now: &Stats) -> String {
         self.running.set(i64::try_from(now.running).unwrap_or(i64::MAX));
         self.waiting.set(i64::try_from(now.waiting).unwrap_or(i64::MAX));
@@ -198,6 +199,31 @@ impl Metrics {
     }
 }
 
+/// Converts the format of OpenMetrics to Prometheus' classic one. There a counter has one name, that of its samples.
+pub fn classic(open: &str) -> String {
+    const HELP: &str = "# HELP ";
+    const TYPE: &str = "# TYPE ";
+    let counters: HashSet<&str> =
+        open.lines().filter_map(|line| line.strip_prefix(TYPE)?.strip_suffix(" counter")).collect();
+    let mut out = String::with_capacity(open.len() + open.len() / 16);
+    for line in open.lines() {
+        if line.starts_with("# UNIT ") || line == "# EOF" {
+            continue;
+        }
+        let about = line.strip_prefix(HELP).or_else(|| line.strip_prefix(TYPE));
+        let name = about.and_then(|about| about.split(' ').next());
+        match name.filter(|name| counters.contains(name)) {
+            Some(name) => {
+                let (begin, rest) = line.split_at(HELP.len() + name.len());
+                out.extend([begin, "_total", rest]);
+            }
+            None => out.push_str(line),
+        }
+        out.push('\n');
+    }
+    out
+}
+
 /// Escapes `value` for a label. The encoder writes labels unchanged, and one double quote in a label would make the whole
 /// page invalid.
 fn escaped(value: &str) -> String {
@@ -207,6 +233,24 @@ fn escaped(value: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_classic_format_has_one_name_for_a_counter() {
+        let open = "# HELP a Sum of a.\n# TYPE a counter\na_total{x=\"# EOF\"} 1\n# HELP ab_seconds Time.\n\
+            # TYPE ab_seconds histogram\n# UNIT ab_seconds seconds\nab_seconds_sum 2.0\n# EOF\n";
+        let expected = "# HELP a_total Sum of a.\n# TYPE a_total counter\na_total{x=\"# EOF\"} 1\n\
+            # HELP ab_seconds Time.\n# TYPE ab_seconds histogram\nab_seconds_sum 2.0\n";
+        assert_eq!(classic(open), expected);
+        let open = Metrics::new("m").text(&Stats::default());
+        let text = classic(&open);
+        let samples = |text: &str| -> Vec<String> {
+            text.lines().filter(|line| !line.starts_with('#')).map(str::to_string).collect()
+        };
+        assert_eq!(samples(&text), samples(&open));
+        assert!(text.contains("# TYPE mpk:prompt_tokens_total counter\n"), "{text}");
+        assert!(text.contains("# TYPE mpk:num_requests_running gauge\n"), "{text}");
+        assert!(!text.contains("# EOF") && !text.contains("# UNIT"), "{text}");
+    }
 
     #[test]
     fn any_model_name_keeps_every_metric_on_its_line() {

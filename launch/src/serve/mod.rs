@@ -8,7 +8,7 @@
 //!                              │ fields, generation, refused, messages, prompts: what the request asks for
 //!                              ▼
 //!                          answers ── backend         one task for each answer
-//!                              │ logprobs
+//!                              │ format, logprobs, offsets
 //!                              ▼
 //!                          sse, or one object         a bounded channel between the two
 //! ```
@@ -22,12 +22,15 @@ mod completions;
 mod connections;
 pub mod error;
 mod fields;
+mod format;
 mod generation;
 pub mod limits;
 mod logprobs;
+mod memory;
 mod messages;
 mod metrics;
 pub mod of_engine;
+mod offsets;
 mod pace;
 mod pages;
 mod prompts;

@@ -1,7 +1,7 @@
 //! The engine as a [`Backend`].
 
 use super::backend::{
-    Backend, Capabilities, Event, Events, Finish, ModelInfo, Refusal, Sampling, Stats, Submission, Token,
+    Backend, Capabilities, Event, Events, Finish, ModelInfo, Refusal, Stats, Submission, Token,
 };
 use super::state::Loaded;
 use crate::engine::{
@@ -27,7 +27,7 @@ pub fn serve(
         max_seq_len: u64::from(limits.max_seq_len).min(limits.kv_tokens) as u32,
         vocab_size: limits.vocab_size,
         max_batch: info.model.max_batch(),
-        defaults: defaults(&info.defaults),
+        defaults: info.defaults,
     };
     let can = |params: SamplingParams| params.check(info.sampling, limits.vocab_size).is_ok();
     let neutral = SamplingParams::default();
@@ -45,20 +45,6 @@ pub fn serve(
     };
     let backend = Box::new(OfEngine { engine: Arc::clone(engine) });
     Some(Loaded { backend, model, capabilities, tokenizer: info.tokenizer.clone(), template })
-}
-
-/// The engine's defaults in the HTTP layer's type.
-fn defaults(params: &SamplingParams) -> Sampling {
-    Sampling {
-        temperature: params.temperature,
-        top_p: params.top_p,
-        top_k: params.top_k,
-        min_p: params.min_p,
-        seed: params.seed,
-        presence_penalty: params.presence_penalty,
-        frequency_penalty: params.frequency_penalty,
-        repetition_penalty: params.repetition_penalty,
-    }
 }
 
 struct OfEngine {
@@ -113,16 +99,7 @@ fn request(submission: Submission) -> Request {
         logprobs: logprobs.map_or(0, |shown| shown.max(1)),
         stop,
         stop_token_ids,
-        sampling: SamplingParams {
-            temperature: sampling.temperature,
-            top_p: sampling.top_p,
-            top_k: sampling.top_k,
-            min_p: sampling.min_p,
-            repetition_penalty: sampling.repetition_penalty,
-            presence_penalty: sampling.presence_penalty,
-            frequency_penalty: sampling.frequency_penalty,
-            seed: sampling.seed,
-        },
+        sampling,
         ..Request::new(Prompt::Tokens(prompt), max_new_tokens)
     }
 }

@@ -2,11 +2,12 @@
 
 use super::body::json_body;
 use super::error::ApiError;
+use super::metrics::classic;
 use super::state::{App, Phase, Ready};
 use axum::body::Body;
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
-use axum::http::{HeaderValue, header};
+use axum::http::{HeaderMap, HeaderValue, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
@@ -47,8 +48,11 @@ pub async fn health(State(app): State<App>) -> Response {
     }
 }
 
-/// `/metrics`. Available as long as the server lives.
-pub async fn metrics(State(app): State<App>) -> Result<Response, ApiError> {
+/// The format of OpenMetrics.
+const OPEN: &str = "application/openmetrics-text";
+
+/// `/metrics`, in the classic format unless the client names OpenMetrics. Available as long as the server lives.
+pub async fn metrics(State(app): State<App>, headers: HeaderMap) -> Result<Response, ApiError> {
     let loading = || ApiError::unavailable("the model is loading", "loading");
     let ready = app.ready.get().ok_or_else(loading)?;
     let stats = match &*app.phase.borrow() {
@@ -56,8 +60,45 @@ pub async fn metrics(State(app): State<App>) -> Result<Response, ApiError> {
         Phase::Lost(_) => Default::default(),
         _ => ready.loaded.backend.stats(),
     };
-    let mut response = Response::new(Body::from(ready.metrics.text(&stats)));
-    let kind = HeaderValue::from_static("application/openmetrics-text; version=1.0.0; charset=utf-8");
-    response.headers_mut().insert(header::CONTENT_TYPE, kind);
+    let open = ready.metrics.text(&stats);
+    let (text, kind) = if names_open(&headers) {
+        (open, "application/openmetrics-text; version=1.0.0; charset=utf-8")
+    } else {
+        (classic(&open), "text/plain; version=0.0.4; charset=utf-8")
+    };
+    let mut response = Response::new(Body::from(text));
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(kind));
     Ok(response)
+}
+
+/// True if the client accepts the format of OpenMetrics by name.
+fn names_open(headers: &HeaderMap) -> bool {
+    let values = headers.get_all(header::ACCEPT).iter().filter_map(|value| value.to_str().ok());
+    let mut kinds = values.flat_map(|value| value.split(','));
+    kinds.any(|kind| kind.split(';').next().unwrap_or("").trim().eq_ignore_ascii_case(OPEN))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn open_metrics_must_be_named() {
+        let cases: [(&[&'static str], bool); 7] = [
+            (&[], false),
+            (&["*/*"], false),
+            (&["text/plain;version=0.0.4"], false),
+            (&["application/openmetrics-text"], true),
+            (&["text/plain;q=0.5, Application/OpenMetrics-Text; version=1.0.0;q=0.9"], true),
+            (&["text/html", "application/openmetrics-text;version=0.0.1"], true),
+            (&["application/openmetrics-texts"], false),
+        ];
+        for (accept, named) in cases {
+            let mut headers = HeaderMap::new();
+            for &value in accept {
+                headers.append(header::ACCEPT, HeaderValue::from_static(value));
+            }
+            assert_eq!(names_open(&headers), named, "{accept:?}");
+        }
+    }
 }

@@ -13,11 +13,11 @@ use std::sync::Arc;
 use std::time::Instant;
 use taskgraph::words::counted;
 
-/// Maximum size of a body whose text is encoded on the current thread. Starting another thread would take longer.
+/// Maximum size of a body that is parsed and encoded on the current thread. Starting another thread would take longer.
 const SHORT: usize = 4096;
 
-/// Runs CPU-bound work, such as encoding a long text, outside the threads that serve connections. The number of such
-/// jobs at the same time is limited. `bytes` is the size of the request's body.
+/// Runs CPU-bound work, such as parsing a long body and encoding its text, outside the threads that serve connections.
+/// The number of such jobs at the same time is limited. `bytes` is the size of the request's body.
 ///
 /// # Errors
 /// The errors of `work`.
@@ -37,7 +37,7 @@ pub async fn beside<T: Send + 'static>(
         let ready = app.serving()?;
         work(&ready.loaded)
     });
-    done.await.map_err(|error| failed(format!("the prompt cannot be encoded: {error}")))?
+    done.await.map_err(|error| failed(format!("the request cannot be read: {error}")))?
 }
 
 /// Reads `prompt`: text, a list of texts, token ids, or a list of lists of token ids.

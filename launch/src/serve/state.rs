@@ -67,9 +67,12 @@ pub struct Shared {
     pub ready: OnceLock<Ready>,
     /// The phase of the server's life.
     pub phase: watch::Sender<Phase>,
-    /// KiB of bodies that may still be read.
+    /// KiB of bodies that may still be read, and of answers that may wait to be sent.
     pub bodies: Arc<Semaphore>,
-    /// Permits to encode text.
+    /// KiB of large parsed values that may still be made. Separate from `bodies`: a body waits for its values while it
+    /// holds its own share, and bodies must not wait for each other.
+    pub values: Arc<Semaphore>,
+    /// Permits for the jobs that parse long bodies and encode their text.
     pub encoders: Arc<Semaphore>,
     /// The pace of refusals.
     pub pace: Pace,
@@ -90,6 +93,7 @@ impl Shared {
             ready: OnceLock::new(),
             phase: watch::Sender::new(Phase::Loading),
             bodies: Arc::new(Semaphore::new(limits.all_bodies_bytes.div_ceil(1024))),
+            values: Arc::new(Semaphore::new(limits.all_bodies_bytes.div_ceil(1024))),
             encoders: Arc::new(Semaphore::new(limits.encoders)),
             pace: Pace::default(),
             seed: RandomState::new().build_hasher().finish(),

@@ -5,6 +5,7 @@ use super::http::{Connection, get, post, request};
 use launch::serve::limits::Limits;
 use serde_json::json;
 use std::io::Write;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// Checks that the server still works.
@@ -65,6 +66,52 @@ fn bodies_together_are_bounded_too() {
     first.send(b"\"}");
     assert_eq!(first.answer().unwrap().status, 200);
     expect_alive(&server);
+}
+
+/// A small text with large values: each `{"":0}` takes hundreds of bytes in memory.
+fn with_large_values(prompt: &str) -> String {
+    let objects = vec!["{\"\":0}"; 10_000].join(",");
+    format!("{{\"prompt\": \"{prompt}\", \"max_tokens\": 8, \"ignored\": [{objects}]}}")
+}
+
+#[test]
+fn bodies_with_large_values_are_parsed_in_turn() {
+    let bounds = Limits { all_bodies_bytes: 1 << 20, body_bytes: 100 << 10, ..limits() };
+    let server = server(Behaviour::default(), bounds, None);
+    let mut connections: Vec<Connection> = (0..8).map(|_| Connection::open(server.address)).collect();
+    for connection in &connections {
+        connection.post("/tokenize", &with_large_values("a"));
+    }
+    for connection in &mut connections {
+        let answer = connection.answer().unwrap();
+        assert_eq!(answer.status, 200, "{}", answer.text());
+    }
+    // The same for a body that is refused.
+    let mut connection = Connection::open(server.address);
+    connection.post("/tokenize", &with_large_values("a\", \"model\": \"other"));
+    connection.answer().unwrap().expect_error(404, Some("model"));
+    eventually("the memory is free", || {
+        server.app.bodies.available_permits() == 1024 && server.app.values.available_permits() == 1024
+    });
+    expect_alive(&server);
+}
+
+#[test]
+fn a_request_that_runs_holds_no_memory_of_its_body() {
+    let bounds = Limits { all_bodies_bytes: 1 << 20, body_bytes: 100 << 10, ..limits() };
+    let server = server(Behaviour { stall_after: Some(2), ..Behaviour::default() }, bounds, None);
+    let chat = with_large_values("")
+        .replace("\"prompt\": \"\"", "\"messages\": [{\"role\": \"user\", \"content\": \"a\"}]");
+    let mut waiting = Vec::new();
+    for (path, body) in [("/v1/completions", with_large_values("a")), ("/v1/chat/completions", chat)] {
+        let connection = Connection::open(server.address);
+        connection.post(path, &body);
+        waiting.push(connection);
+        eventually("it runs", || server.seen.open.load(Ordering::SeqCst) == waiting.len());
+        // The request is submitted after its memory is given back.
+        assert_eq!(server.app.bodies.available_permits(), 1024);
+        assert_eq!(server.app.values.available_permits(), 1024);
+    }
 }
 
 #[test]

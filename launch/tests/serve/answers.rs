@@ -237,5 +237,9 @@ fn models_health_and_metrics() {
         });
         assert!(found, "{line}\n{text}");
     }
-    assert!(text.ends_with("# EOF\n"));
+    assert!(text.contains("# TYPE mpk:prompt_tokens_total counter\n") && !text.contains("# EOF"), "{text}");
+    assert_eq!(
+        get(server.address, "/metrics").header("content-type"),
+        Some("text/plain; version=0.0.4; charset=utf-8")
+    );
 }

@@ -21,6 +21,11 @@ impl Tokenizer {
         self.tokenizer.id_to_token(id)
     }
 
+    /// True if `id` is a special token, which [`Tokenizer::decode`] leaves out.
+    pub fn is_special(&self, id: u32) -> bool {
+        self.special.contains(&id)
+    }
+
     /// The bytes that `id` adds to a text. They may be a part of a character. A special token adds its name.
     pub fn bytes_of(&self, id: u32) -> Vec<u8> {
         let Some(written) = self.written(id) else { return Vec::new() };
