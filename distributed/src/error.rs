@@ -328,7 +328,7 @@ impl Error {
                 "check the free space and the permissions of /dev/shm (`df /dev/shm`)"
             }
             Error::OutOfMemory { .. } => {
-                "use fewer slots (max_batch), shorter sequences (max_seq_len) or more ranks"
+                "use fewer slots (max_batch), shorter sequences (max_seq_len), fewer KV pages (runtime.kv_pages) or more ranks"
             }
             Error::Digest { .. } => "run the same mpk-run and the same model.json on every node",
             Error::Driver { .. } => {

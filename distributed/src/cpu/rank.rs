@@ -93,7 +93,10 @@ impl CpuRank {
 
         let layout = TensorLayout::new(&graphs, &heap_layout)?;
         let weights = HugeBuffer::new(me, "weights", layout.constants as usize)?;
-        check_available(me, world.node_size(), layout.constants)?;
+        let here = world.node_size();
+        check_memory((me, here), "weights and tables", layout.constants, &FREE)?;
+        // The cache takes memory page by page as requests use it, so it may be larger than what is free now.
+        check_memory((me, here), "the key-value cache", layout.persistent, &ALL)?;
         let persistent = HugeBuffer::on(Pages::Small, me, "the key-value cache", layout.persistent as usize)?;
         let activations = HugeBuffer::new(me, "activations", layout.activations as usize)?;
         let slots = layout.slots(Bases {
@@ -313,21 +316,26 @@ impl ControlWriter for Writer<'_> {
     }
 }
 
-/// Refuses weights that this node's ranks cannot hold. Mapping them would succeed, but filling them would trigger the system's
-/// out-of-memory killer.
-fn check_available(rank: u32, ranks: u32, bytes: u64) -> Result<()> {
-    let available = std::fs::read_to_string("/proc/meminfo").ok().and_then(|text| {
-        let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+/// Free memory, or all memory: the field of /proc/meminfo, and its description.
+type Measure = (&'static str, &'static str);
+const FREE: Measure = ("MemAvailable:", "free memory");
+const ALL: Measure = ("MemTotal:", "memory");
+
+/// Refuses `bytes` of memory a rank that this node's ranks cannot hold. Mapping them would succeed, but filling them would trigger the
+/// system's out-of-memory killer.
+fn check_memory((rank, ranks): (u32, u32), what: &str, bytes: u64, (field, name): &Measure) -> Result<()> {
+    let limit = std::fs::read_to_string("/proc/meminfo").ok().and_then(|text| {
+        let line = text.lines().find_map(|line| line.strip_prefix(field))?;
         Some(line.trim().trim_end_matches(" kB").parse::<u64>().ok()?.saturating_mul(1024))
     });
-    match available {
-        Some(available) if bytes.saturating_mul(u64::from(ranks)) > available => Err(Error::OutOfMemory {
+    match limit {
+        Some(limit) if bytes.saturating_mul(u64::from(ranks)) > limit => Err(Error::OutOfMemory {
             rank,
-            what: "weights".into(),
+            what: what.into(),
             bytes,
             reason: match ranks {
-                1 => format!("this node has {available} bytes of free memory"),
-                _ => format!("this node's {ranks} ranks share {available} bytes of free memory"),
+                1 => format!("this node has {limit} bytes of {name}"),
+                _ => format!("this node's {ranks} ranks share {limit} bytes of {name}"),
             },
         }),
         _ => Ok(()),

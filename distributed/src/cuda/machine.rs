@@ -103,7 +103,8 @@ impl Machine {
         let workers = graphs.first().map_or(1, |g| g.workers);
         let record = size_of::<abi::mpk_trace_record>() as u64;
         let trace = trace_capacity(options, workers) * record * trace::rows(workers);
-        let budget = budget(graphs, &layout, heap.bytes, trace);
+        let budget =
+            budget(graphs, &layout, heap_on_device(heap.bytes, graphs, self.puts_through_host(world)), trace);
         let free = agreed(world, self.context.free_memory())?;
         // No rank allocates memory before all have measured the free memory.
         world.barrier();
@@ -151,7 +152,13 @@ pub(super) fn trace_capacity(options: &RunOptions, workers: u32) -> u64 {
     if options.trace { trace::capacity(workers, TRACE_BYTES) } else { 0 }
 }
 
-/// The memory that a rank needs on its GPU.
+/// The device memory that a symmetric heap of `bytes` takes. With NVSHMEM it is more.
+fn heap_on_device(bytes: u64, graphs: &[TaskGraph], through_host: bool) -> u64 {
+    let one_rank = graphs.first().is_none_or(|graph| graph.world == 1);
+    if one_rank || through_host { bytes } else { heap_bytes(bytes) }
+}
+
+/// The memory that a rank needs on its GPU. `heap` is what the symmetric heap takes.
 fn budget(graphs: &[TaskGraph], layout: &TensorLayout, heap: u64, trace: u64) -> Budget {
     let (world, workers) = graphs.first().map_or((1, 1), |g| (g.world, g.workers));
     let scratch = Scratch::new(graphs);
@@ -163,7 +170,7 @@ fn budget(graphs: &[TaskGraph], layout: &TensorLayout, heap: u64, trace: u64) ->
     budget.add("weights", layout.constants);
     budget.add("key-value cache", layout.persistent);
     budget.add("activations", layout.activations);
-    budget.add("symmetric heap", if world > 1 { heap_bytes(heap) } else { heap });
+    budget.add("symmetric heap", heap);
     budget.add("scratch", scratch.each * u64::from(workers));
     budget.add("queues", queues.bytes());
     budget.add("trace", trace);
@@ -178,7 +185,7 @@ fn budget(graphs: &[TaskGraph], layout: &TensorLayout, heap: u64, trace: u64) ->
 pub fn memory_needed(graphs: &[TaskGraph]) -> Result<(u64, String)> {
     let heap = HeapLayout::agree(&World::single(), graphs);
     let layout = TensorLayout::new(graphs, &heap)?;
-    let budget = budget(graphs, &layout, heap.bytes, 0);
+    let budget = budget(graphs, &layout, heap_on_device(heap.bytes, graphs, false), 0);
     Ok((budget.total(), budget.to_string()))
 }
 

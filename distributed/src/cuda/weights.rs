@@ -1,4 +1,4 @@
-//! The way of weights to the GPU: reader threads fill pinned buffers, copies move them to the device, and a kernel
+//! How weights reach the GPU: reader threads fill pinned buffers, copies move them to the device, and a kernel
 //! (kernels-cu/src/gpu/weights.cuh) packs them into their places.
 
 use super::device::Context;

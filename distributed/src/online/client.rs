@@ -229,7 +229,7 @@ impl std::fmt::Debug for Client {
 
 impl Client {
     /// A request is about to be submitted. On GPUs, wakes the hosts of an idle engine now, so that the request need not wait for that.
-    /// It need not come.
+    /// It may never come.
     pub fn expect(&self) {
         let state = self.0.lock();
         if let Some(others) = state.idle_hosts() {

@@ -179,13 +179,15 @@ impl Wire {
     /// The next message that has arrived, with its sender.
     pub fn receive(&mut self) -> Result<Option<(u32, Message)>> {
         let Some(communicator) = self.communicator else { return Ok(None) };
-        let mut kept = Vec::with_capacity(self.sending.len());
-        for mut transfer in self.sending.drain(..) {
-            if !transfer.is_done()? {
-                kept.push(transfer);
+        // Transfers stay in `self` while MPI may read them, also if a test fails.
+        let mut at = 0;
+        while at < self.sending.len() {
+            if self.sending[at].is_done()? {
+                self.sending.swap_remove(at);
+            } else {
+                at += 1;
             }
         }
-        self.sending = kept;
         if self.receiving.is_none() {
             self.receiving = probe(communicator)?;
         }
