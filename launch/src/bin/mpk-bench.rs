@@ -7,6 +7,7 @@ use launch::cli::bench::{
 };
 use launch::cli::choices::{Allreduce, Placement};
 use launch::cli::console::{print_line, tell};
+use launch::cli::devices;
 use launch::cli::process_limits::Allocator;
 use launch::engine::ModelSpec;
 use launch::engine::graphs::{allreduce as lowering, placement};
@@ -14,7 +15,7 @@ use launch::model::app_error::AppError;
 use launch::model::shapes;
 use serde_json::json;
 use std::path::PathBuf;
-use taskgraph::{Target, target};
+use taskgraph::Target;
 
 const NOTES: &str = "\
 Each command prints one JSON object per line. It prints figures only if the results are right: all ranks \
@@ -54,8 +55,7 @@ enum What {
         /// Batch size of the decode graph.
         #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=4096))]
         batch: u32,
-        /// Device to build graphs for (a100, h100, h200, b200), or `cpu` for the CPU target with 2 workers.
-        #[arg(long, default_value = "h200")]
+        #[arg(long, default_value = "h200", help = format!("Device to build graphs for ({}), or `cpu` for the CPU target with 2 workers", devices::names()))]
         device: String,
         /// How tasks are assigned to workers.
         #[arg(long, value_enum, default_value = "static")]
@@ -129,14 +129,12 @@ enum What {
 fn run(args: Args) -> Result<(), AppError> {
     match args.what {
         What::Graphs { model, ranks, batch, device, placement: p, allreduce: a, repeats } => {
-            let target = match target::device(&device) {
-                Some(device) => Target::cuda(device),
-                None if device == "cpu" => Target::cpu(2),
-                None => {
-                    return Err(AppError::input(format!(
-                        "--device {device}: not in the hardware table; it has a100, h100, h200 and b200, and `cpu` is the CPU target"
-                    )));
-                }
+            let target = match device.as_str() {
+                "cpu" => Target::cpu(2),
+                name => Target::cuda(
+                    devices::named("--device", name)
+                        .map_err(|error| error.with_help("`cpu` is the CPU target"))?,
+                ),
             };
             let names: Vec<String> =
                 if model.is_empty() { shapes::NAMES.map(String::from).to_vec() } else { model };

@@ -3,6 +3,7 @@
 
 use clap::{CommandFactory, Parser, Subcommand};
 use launch::cli::console::{print_line, tell};
+use launch::cli::devices;
 use launch::cli::passes::{Wanted, passes};
 use launch::cli::process_limits::Allocator;
 use launch::cli::simulate::{self, SimulateArgs};
@@ -50,12 +51,11 @@ enum What {
         /// Number of ranks.
         #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=65535), allow_negative_numbers = true)]
         ranks: u32,
-        /// Device to build for (a100, h100, h200, b200). Default: the CPU target.
-        #[arg(long)]
+        #[arg(long, help = format!("Device to build for ({}). Default: the CPU target", devices::names()))]
         device: Option<String>,
-        /// Number of workers of the CPU target.
-        #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=65535), allow_negative_numbers = true)]
-        workers: u32,
+        /// Number of workers of the CPU target. Default: runtime.workers of model.json, otherwise 1.
+        #[arg(long, value_parser = clap::value_parser!(u32).range(1..=65535), allow_negative_numbers = true)]
+        workers: Option<u32>,
         /// Graph class, such as decode-1. Default: the decode graph of max_batch.
         #[arg(long)]
         graph: Option<String>,

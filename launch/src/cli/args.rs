@@ -1,6 +1,7 @@
 //! The command line of `mpk-run`.
 
 use crate::cli::choices::Backend;
+use crate::cli::devices;
 use crate::cli::runtime_args::RuntimeArgs;
 use crate::cli::sampling_args::SamplingArgs;
 use crate::engine::{ModelSpec, RunConfig};
@@ -82,9 +83,8 @@ pub struct Args {
     /// launcher's number of processes, otherwise 1.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65535), allow_negative_numbers = true, help_heading = BUILD)]
     pub ranks: Option<u32>,
-    /// Device to build graphs for, without a GPU (with --check, --emit-graph or --compile-only): a100, h100, h200 or
-    /// b200. Default of --compile-only: this machine's GPU, otherwise h200.
-    #[arg(long, value_name = "NAME", help_heading = BUILD)]
+    /// Device to build graphs for, without a GPU. Default of --compile-only: this machine's GPU, otherwise h200.
+    #[arg(long, value_name = "NAME", help_heading = BUILD, help = device_help())]
     pub device: Option<String>,
     /// Write all ranks' task graphs to DIR and exit.
     #[arg(long, value_name = "DIR", help_heading = BUILD)]
@@ -101,6 +101,15 @@ pub struct Args {
     /// Every option in force with its values, as given on the command line. Filled by [`Args::from_command_line`].
     #[arg(skip)]
     pub in_force: Vec<(String, String)>,
+}
+
+/// The help of `--device`.
+fn device_help() -> String {
+    format!(
+        "Device to build graphs for, without a GPU (with --check, --emit-graph or --compile-only); the hardware table has {}. \
+         Default of --compile-only: this machine's GPU, otherwise h200",
+        devices::names()
+    )
 }
 
 /// Check whether this machine can run a model, and what is missing: `mpk-run doctor [model.json]`.
@@ -279,6 +288,8 @@ impl Args {
             ("--max-seq-len", self.runtime.max_seq_len.is_some()),
             ("--prefill-share", self.runtime.prefill_share.is_some()),
             ("--kv", self.runtime.kv.is_some()),
+            ("--prefix-cache", self.runtime.prefix_cache.is_some()),
+            ("--allreduce-dtype", self.runtime.allreduce_dtype.is_some()),
         ];
         given
             .into_iter()
@@ -386,6 +397,26 @@ mod tests {
             None,
             "compiles the kernels with a timeline"
         );
+    }
+
+    #[test]
+    fn options_without_effect_on_a_user_graph_are_refused_by_name() {
+        let check = |words: &[&str]| {
+            let line = ["mpk-run", "m.json"].iter().chain(words);
+            let args = Args::from_matches(&Args::command().try_get_matches_from(line).unwrap()).unwrap();
+            args.check_for_user_graph().map_err(|error| error.message)
+        };
+        assert_eq!(check(&["--allreduce", "two-shot", "--iterations", "2"]), Ok(()));
+        for option in [
+            &["--prompt", "x"][..],
+            &["--kv", "on-demand"],
+            &["--prefix-cache", "off"],
+            &["--allreduce-dtype", "f32"],
+            &["--temperature", "0.5"],
+        ] {
+            let message = check(option).unwrap_err();
+            assert!(message.starts_with(&format!("{} has no effect", option[0])), "{message}");
+        }
     }
 
     #[test]

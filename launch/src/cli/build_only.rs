@@ -2,13 +2,14 @@
 
 use crate::cli::args::Args;
 use crate::cli::console::print_line;
-use crate::engine::backend::cuda_target;
+use crate::cli::devices;
 use crate::engine::cubin::compile_all;
-use crate::engine::graphs::{RankGraphs, build_options, build_verified, check_classes, check_ranks};
+use crate::engine::graphs::{
+    ModelGraphs, RankGraphs, build_options, build_verified, check_classes, target_of,
+};
 use crate::engine::tuning::{self, Place};
 use crate::engine::user_graph::{Prepared, Wanted};
 use crate::model::app_error::AppError;
-use crate::model::families::{self, GraphOptions};
 use crate::model::files;
 use crate::model::model_source::ModelSource;
 use distributed::World;
@@ -20,7 +21,7 @@ use taskgraph::json::write_json;
 use taskgraph::stats::{Stats, class_stats, stats};
 use taskgraph::target::Device;
 use taskgraph::words::counted;
-use taskgraph::{Target, TaskGraph, target};
+use taskgraph::{TaskGraph, target};
 
 /// Builds and verifies the graphs that `args` name, then prints or writes what `args` ask for.
 pub fn run(args: &Args) -> Result<(), AppError> {
@@ -28,13 +29,8 @@ pub fn run(args: &Args) -> Result<(), AppError> {
     let source = ModelSource::open(&model)?;
     let ranks = args.ranks.or_else(launched_ranks).unwrap_or(1);
     let row = device_row(args)?;
-    let mut target = match &row {
-        None => {
-            let cores = World::single().cores().own.len() as u32;
-            Target::cpu(model.runtime.workers.unwrap_or((cores / ranks).max(1)))
-        }
-        Some(row) => cuda_target(row, &model)?,
-    };
+    let cores = World::single().cores().own.len() as u32;
+    let mut target = target_of(&model, row.as_ref(), (cores / ranks).max(1))?;
     let config = args.run_config();
     match &source {
         ModelSource::Model(source) => {
@@ -47,12 +43,10 @@ pub fn run(args: &Args) -> Result<(), AppError> {
     let options = build_options(&config, &model, &Nodes::one(ranks, "localhost"), true, target.clone())?;
     let (ops, main) = match &source {
         ModelSource::Model(source) => {
-            check_ranks(source, ranks)?;
-            let sizes = model.sizes_on(&source.config, &target)?;
             let top_k = args.logprobs.min(source.config.vocab_size);
-            let options = GraphOptions::new(&source.config, &model.runtime, top_k, ranks, &target)
-                .with_sampling(!args.sampling.in_force(&model, source)?.sampling.is_greedy());
-            (families::op_graphs(&source.config, &sizes, &options), families::main_graph_name(&sizes))
+            let sampling = !args.sampling.in_force(&model, source)?.sampling.is_greedy();
+            let made = ModelGraphs::with(&model, source, ranks, &target, top_k, sampling)?;
+            (made.graphs, made.main)
         }
         ModelSource::Graph { graph, weights } => {
             args.check_for_user_graph()?;
@@ -111,14 +105,7 @@ fn verdict(args: &Args, graph: &str, stats: &Stats) -> Result<(), AppError> {
 /// Without either option, `None`: the CPU target.
 fn device_row(args: &Args) -> Result<Option<Device>, AppError> {
     if let Some(name) = &args.device {
-        let row = target::device(name).copied().ok_or_else(|| {
-            let known: Vec<&str> = target::DEVICES.iter().map(|d| d.name).collect();
-            AppError::input(format!(
-                "--device {name}: unknown device; the hardware table has {}",
-                known.join(", ")
-            ))
-        });
-        return row.map(Some);
+        return devices::named("--device", name).map(|row| Some(*row));
     }
     if !args.compile_only {
         return Ok(None);

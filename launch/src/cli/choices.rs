@@ -82,7 +82,8 @@ choices! {
     }
     /// How an allreduce is lowered.
     Allreduce for model_json::Allreduce {
-        /// By size: one-shot for few rows, otherwise two-shot on GPUs and copy-reduce on CPUs.
+        /// Copy-reduce with `--transport host`. Hierarchical if one of several nodes has several ranks. Otherwise by size: one-shot
+        /// for few rows, two-shot on GPUs and copy-reduce on CPUs for more.
         Auto,
         /// Each rank copies its part to every peer with a signal, then reduces.
         CopyReduce,

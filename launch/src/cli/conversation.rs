@@ -50,7 +50,7 @@ impl Conversation {
             .with_help("copy the model's tokenizer.json into the checkpoint's folder"));
         }
         // Without a maximum, an answer may use all the room that is left.
-        let max_new_tokens = opened.model.generate.max_new_tokens.unwrap_or(opened.limits.max_seq_len);
+        let max_new_tokens = opened.model.generate.max_new_tokens.unwrap_or(opened.limits.longest());
         Ok(Conversation {
             template,
             rendering: Rendering { arguments: args.template_arguments()?, ..Rendering::default() },
@@ -108,7 +108,7 @@ impl Conversation {
         history: &mut Vec<Value>,
         tokenizer: &Tokenizer,
     ) -> Result<Result<Request, AppError>, AppError> {
-        let least = self.limits.max_new_tokens.min(self.limits.max_seq_len / 4);
+        let least = self.limits.max_new_tokens.min(self.limits.longest() / 4);
         let mut left_out = 0;
         let resolved = loop {
             let text = self.template.render(history, &self.rendering)?;
@@ -124,8 +124,8 @@ impl Conversation {
         };
         if left_out > 0 {
             tell(format_args!(
-                "mpk-run: the conversation is longer than max_seq_len ({}); its first {left_out} messages are left out",
-                self.limits.max_seq_len
+                "mpk-run: the conversation is longer than {}; its first {left_out} messages are left out",
+                self.limits.longest_in_words()
             ));
         }
         Ok(resolved.map_err(AppError::from).map(|resolved| Request {
@@ -218,5 +218,57 @@ impl Interrupts {
     fn answered(&self) {
         self.count.store(0, Ordering::Relaxed);
         signals::acted();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+
+    fn tokenizer() -> Tokenizer {
+        let data: Value = serde_json::from_str(include_str!("../../testdata/byte_level.json")).unwrap();
+        let text = data["tokenizer"].to_string();
+        Tokenizer::parse(Path::new("tokenizer.json"), text.as_bytes()).unwrap()
+    }
+
+    fn conversation(max_seq_len: u32, kv_tokens: u64) -> Conversation {
+        let template = "{% for m in messages %}{{ m.content }}{% endfor %}";
+        Conversation {
+            template: ChatTemplate::parse(Path::new("chat_template.jinja"), template).unwrap(),
+            rendering: Rendering::default(),
+            sampling: SamplingParams::default(),
+            ignore_eos: false,
+            stop: Vec::new(),
+            limits: Limits { vocab_size: u32::MAX, max_seq_len, kv_tokens, max_new_tokens: max_seq_len },
+        }
+    }
+
+    fn history(content: &str) -> Vec<Value> {
+        let roles = ["user", "assistant", "user"];
+        roles.iter().map(|role| json!({"role": role, "content": content})).collect()
+    }
+
+    /// All pages together may hold less than a quarter of max_seq_len.
+    #[test]
+    fn a_conversation_that_fits_in_few_pages_is_kept() {
+        let (tokenizer, mut history) = (tokenizer(), history("ab"));
+        let request = conversation(4096, 512).request(&mut history, &tokenizer).unwrap().unwrap();
+        assert_eq!(history.len(), 3);
+        assert!(request.max_new_tokens >= 512 - 6, "{}", request.max_new_tokens);
+    }
+
+    #[test]
+    fn the_first_messages_are_left_out_if_little_room_remains() {
+        let (tokenizer, mut history) = (tokenizer(), history(&"ab".repeat(100)));
+        let count = tokenizer.encode_rendered(&"ab".repeat(300)).unwrap().len() as u32;
+        for (max_seq_len, kv_tokens) in [(count + 8, 1 << 20), (4 * count, u64::from(count + 8))] {
+            let conversation = conversation(max_seq_len, kv_tokens);
+            let mut history = history.clone();
+            assert!(conversation.request(&mut history, &tokenizer).unwrap().is_ok());
+            assert_eq!(history.len(), 1);
+        }
+        assert!(conversation(4 * count, 1 << 20).request(&mut history, &tokenizer).unwrap().is_ok());
+        assert_eq!(history.len(), 3);
     }
 }

@@ -4,12 +4,12 @@ use crate::cli::args::DoctorArgs;
 use crate::cli::choices::Backend;
 use crate::cli::console::{self, tell};
 use crate::cli::options::in_options;
+use crate::cli::tool;
 use crate::engine::ModelSpec;
 use crate::engine::backend::cuda_target;
 use crate::engine::cubin::{KernelKind, compile_options};
-use crate::engine::graphs::{GraphBuild, build_one, check_ranks};
+use crate::engine::graphs::{GraphBuild, ModelGraphs, build_one};
 use crate::model::app_error::AppError;
-use crate::model::families::{self, GraphOptions};
 use crate::model::model_source::ModelSource;
 use distributed::cuda::{Driver, Found, Gpu, driver, gibibytes, memory_needed};
 use kernels_cu::gpu::{Architecture, Cache, GpuError, Nvcc, NvshmemFiles};
@@ -17,6 +17,7 @@ use rustix::fs::{Access, access};
 use std::ffi::OsString;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 use taskgraph::Tuning;
 use taskgraph::builder::BuildOptions;
 use taskgraph::target::{self, Device};
@@ -162,6 +163,9 @@ fn print(table: &Table, status: i32) -> i32 {
     }
 }
 
+/// How long another program may take to print its version.
+const VERSION_LIMIT: Duration = Duration::from_secs(10);
+
 const DRIVER: &str = "NVIDIA driver";
 const NVCC: &str = "CUDA toolkit";
 const HOST_COMPILER: &str = "C++ compiler for nvcc";
@@ -249,15 +253,12 @@ fn check_host_compiler(table: &mut Table, named: Option<OsString>) {
         Some(program) => program,
         None => "gcc".into(),
     };
-    match std::process::Command::new(&program).arg("--version").output() {
-        Ok(output) if output.status.success() => {
-            let text = String::from_utf8_lossy(&output.stdout);
-            table.good(HOST_COMPILER, text.lines().next().unwrap_or_default());
-        }
-        _ => table.note(
+    match tool::version(&program, VERSION_LIMIT) {
+        Ok(text) => table.good(HOST_COMPILER, text.lines().next().unwrap_or_default()),
+        Err(problem) => table.note(
             HOST_COMPILER,
             format!(
-                "{} cannot be run; only models whose kernels are already in the cache run on a GPU",
+                "{} {problem}; only models whose kernels are already in the cache run on a GPU",
                 program.display()
             ),
             "sudo apt-get install g++; if NVCC_CCBIN is set, unset it or set it to another compiler",
@@ -305,9 +306,8 @@ fn check_mpi(table: &mut Table, ranks: u32) {
     let library = library.lines().next().unwrap_or_default().trim().to_string();
     let library = library.split(", package").next().unwrap_or_default().to_string();
     let fix = "sudo apt-get install openmpi-bin libopenmpi-dev";
-    match std::process::Command::new("mpirun").arg("--version").output() {
-        Ok(output) if output.status.success() => {
-            let text = String::from_utf8_lossy(&output.stdout);
+    match tool::version(Path::new("mpirun"), VERSION_LIMIT) {
+        Ok(text) => {
             let version = text.lines().next().unwrap_or_default().to_string();
             let family = |text: &str| text.to_ascii_lowercase().contains("open");
             if family(&version) == family(&library) {
@@ -316,12 +316,12 @@ fn check_mpi(table: &mut Table, ranks: u32) {
                 table.missing("MPI", format!("library {library}, but {version}"), fix);
             }
         }
-        _ if ranks > 1 => table.missing("MPI", format!("library {library}; mpirun was not found"), fix),
-        _ => table.note(
-            "MPI",
-            format!("library {library}; mpirun was not found; one rank runs without it"),
-            fix,
-        ),
+        Err(problem) if ranks > 1 => {
+            table.missing("MPI", format!("library {library}; mpirun {problem}"), fix);
+        }
+        Err(problem) => {
+            table.note("MPI", format!("library {library}; mpirun {problem}; one rank runs without it"), fix)
+        }
     }
 }
 
@@ -401,15 +401,12 @@ fn check_model(table: &mut Table, path: &Path, ranks: u32, gpus: &[Gpu]) -> Resu
         table.good("model", "an op graph of its own");
         return Ok(());
     };
-    check_ranks(&source, ranks)?;
     let row: Device = match gpus.first() {
         Some(gpu) => gpu.row()?,
         None => target::device("h200").copied().ok_or_else(|| AppError::failed("no row h200"))?,
     };
     let target = cuda_target(&row, &model)?;
-    let sizes = model.sizes_on(&source.config, &target)?;
-    let options = GraphOptions::new(&source.config, &model.runtime, 0, ranks, &target);
-    let ops = families::op_graphs(&source.config, &sizes, &options);
+    let ops = ModelGraphs::new(&model, &source, ranks, &target)?.graphs;
     let allreduce = crate::engine::graphs::allreduce(model.runtime.allreduce);
     let build = BuildOptions { allreduce, ..BuildOptions::new(ranks, target) };
     let build = GraphBuild::new(build, model.runtime.placements());

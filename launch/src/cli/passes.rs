@@ -1,16 +1,18 @@
 //! `mpk-graph passes`: the op graph after each pass, as JSON and as a drawing.
 
+use crate::cli::devices;
+use crate::engine::graphs::{ModelGraphs, target_of};
 use crate::engine::{ModelSpec, user_graph};
 use crate::model::app_error::AppError;
-use crate::model::families::{self, GraphOptions};
 use crate::model::files;
+use crate::model::model_json::ModelJson;
 use crate::model::model_source::ModelSource;
 use std::fmt::Write as _;
 use std::path::PathBuf;
 use taskgraph::json::{DataSources, op_graph_to_value};
 use taskgraph::op_graph::Role;
 use taskgraph::words::counted;
-use taskgraph::{BuildOptions, OpGraph, Passes, Sharding, Target, target};
+use taskgraph::{BuildOptions, OpGraph, Passes, Sharding, Target};
 
 /// What to show.
 #[derive(Clone, Debug)]
@@ -23,8 +25,8 @@ pub struct Wanted {
     pub ranks: u32,
     /// A device of the hardware table. Without one, the CPU target.
     pub device: Option<String>,
-    /// Workers of the CPU target.
-    pub workers: u32,
+    /// Number of workers of the CPU target. Default: `runtime.workers` of model.json, otherwise 1.
+    pub workers: Option<u32>,
     /// The graph class. Default: the decode graph of max_batch, or the user graph.
     pub graph: Option<String>,
 }
@@ -35,17 +37,13 @@ pub struct Wanted {
 /// # Errors
 /// The model, the graph or the folder is invalid.
 pub fn passes(wanted: &Wanted) -> Result<Vec<String>, AppError> {
-    let target = match &wanted.device {
-        None => Target::cpu(wanted.workers),
-        Some(name) => Target::cuda(target::device(name).ok_or_else(|| {
-            let known: Vec<&str> = target::DEVICES.iter().map(|d| d.name).collect();
-            AppError::input(format!(
-                "--device {name}: unknown device; the hardware table has {}",
-                known.join(", ")
-            ))
-        })?),
-    };
-    let mut graph = op_graph(wanted, &target)?;
+    let row = wanted.device.as_deref().map(|name| devices::named("--device", name)).transpose()?;
+    let mut model = ModelSpec::path(&wanted.model).open()?;
+    if let (None, Some(workers)) = (row, wanted.workers) {
+        model.runtime.workers = Some(workers);
+    }
+    let target = target_of(&model, row, 1)?;
+    let mut graph = op_graph(wanted, &model, &target)?;
     let options = BuildOptions::new(wanted.ranks, target);
     let registry = kernels_cu::registry::registry();
     let passes = Passes::default();
@@ -81,18 +79,13 @@ pub fn passes(wanted: &Wanted) -> Result<Vec<String>, AppError> {
     Ok(lines)
 }
 
-fn op_graph(wanted: &Wanted, target: &Target) -> Result<OpGraph, AppError> {
-    let model = ModelSpec::path(&wanted.model).open()?;
-    let graphs = match ModelSource::open(&model)? {
+fn op_graph(wanted: &Wanted, model: &ModelJson, target: &Target) -> Result<OpGraph, AppError> {
+    let graphs = match ModelSource::open(model)? {
         ModelSource::Model(source) => {
-            let sizes = model.sizes(&source.config)?;
-            let options = GraphOptions::new(&source.config, &model.runtime, 0, wanted.ranks, target);
-            let graphs = families::op_graphs(&source.config, &sizes, &options);
-            let main = families::main_graph_name(&sizes);
-            let name = wanted.graph.clone().unwrap_or(main);
-            return pick(graphs, &name);
+            let made = ModelGraphs::new(model, &source, wanted.ranks, target)?;
+            return pick(made.graphs, wanted.graph.as_ref().unwrap_or(&made.main));
         }
-        ModelSource::Graph { graph, .. } => vec![user_graph::parse(&model, &graph)?.graph],
+        ModelSource::Graph { graph, .. } => vec![user_graph::parse(model, &graph)?.graph],
     };
     let name = wanted.graph.clone().unwrap_or_else(|| graphs[0].name.clone());
     pick(graphs, &name)
@@ -175,11 +168,22 @@ mod tests {
         let lines = |model: &Path| {
             let graph = Some("decode-1".to_string());
             let wanted =
-                Wanted { model: model.into(), dump: None, ranks: 2, device: None, workers: 1, graph };
+                Wanted { model: model.into(), dump: None, ranks: 2, device: None, workers: None, graph };
             passes(&wanted).unwrap()
         };
         let found = lines(&folder);
         assert!(found.len() > 3 && found[0].starts_with("00 made"), "{found:?}");
         assert_eq!(found, lines(&folder.join("model.json")));
+    }
+
+    #[test]
+    fn ranks_that_do_not_divide_the_model_are_refused() {
+        let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/qwen3");
+        let wanted = Wanted { model, dump: None, ranks: 3, device: None, workers: None, graph: None };
+        let error = passes(&wanted).unwrap_err();
+        assert!(error.message.starts_with("3 ranks do not divide"), "{error}");
+        let device = Some("abacus".to_string());
+        let error = passes(&Wanted { device, ..wanted }).unwrap_err();
+        assert!(error.message.contains("`abacus`") && error.message.contains("h200"), "{error}");
     }
 }

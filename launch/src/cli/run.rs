@@ -6,7 +6,7 @@ use crate::cli::conversation::{Conversation, Interrupts};
 use crate::cli::logging::is_first_rank;
 use crate::cli::output::{self, json_object, print_outputs};
 use crate::cli::program::{Failure, prepare, tell_once, with_console};
-use crate::engine::{Engine, Opened, Request, SamplingParams};
+use crate::engine::{Engine, ModelSpec, Opened, Request, SamplingParams};
 use crate::model::app_error::AppError;
 use crate::model::chat_template::{ChatTemplate, Rendering};
 use crate::model::model_json::ModelJson;
@@ -32,6 +32,10 @@ pub fn run(args: &Args, signals: Option<Watched>) -> i32 {
     if let Err(error) = prepare(&args.runtime) {
         return tell_once(&error);
     }
+    let spec = match model_spec(args) {
+        Ok(spec) => spec,
+        Err(error) => return tell_once(&error),
+    };
     let interrupts = signals.map(Interrupts::watch).unwrap_or_default();
     // Rank 0 resolves the prompts now, so that errors in them are found before anything is built.
     let asked = Arc::new(Mutex::new(Asked::Requests(Vec::new())));
@@ -42,7 +46,7 @@ pub fn run(args: &Args, signals: Option<Watched>) -> i32 {
         Ok(())
     };
     let config = with_console(args.run_config());
-    let engine = match Engine::load_with(args.model_spec(), config, inspect) {
+    let engine = match Engine::load_with(spec, config, inspect) {
         Ok(engine) => engine,
         // The engine has reported the error.
         Err(error) => return error.exit_status(),
@@ -61,6 +65,17 @@ pub fn run(args: &Args, signals: Option<Watched>) -> i32 {
         Asked::Conversation(conversation) => conversation.hold(&engine, &interrupts),
     };
     finish(&engine, done)
+}
+
+/// The model to run. An option that has no effect on a user graph is refused here, before the graph is built and compiled.
+fn model_spec(args: &Args) -> Result<ModelSpec, AppError> {
+    let spec = args.model_spec();
+    // A file that cannot be read or is invalid, perhaps on one rank only, is reported by the engine.
+    let Ok(read) = spec.read() else { return Ok(spec) };
+    if read.open().is_ok_and(|model| model.graph.is_some()) {
+        args.check_for_user_graph()?;
+    }
+    Ok(read)
 }
 
 /// Ends the engine on all ranks with the exit status of rank 0's work. Returns the exit status.
@@ -103,7 +118,6 @@ fn generate(args: &Args, engine: &Engine, requests: Vec<Request>) -> Result<(), 
 
 /// Runs a user graph and prints its outputs.
 fn run_graph(args: &Args, engine: &Engine) -> Result<(), Failure> {
-    args.check_for_user_graph()?;
     let iterations = args.iterations.unwrap_or(1);
     // On rank 0, an error of a graph's run ends the engine on all ranks.
     let run = engine.run_graph(iterations).map_err(Failure::told)?;
@@ -125,6 +139,7 @@ impl Asked {
         }
         let in_force = args.sampling.in_force(opened.model, opened.source)?;
         opened.sampling.set(!in_force.sampling.is_greedy());
+        opened.defaults.set(Some(SamplingParams::new(in_force.sampling, in_force.seed)));
         if opened.rank > 0 {
             return Ok(Asked::Requests(Vec::new()));
         }

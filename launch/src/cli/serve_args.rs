@@ -39,7 +39,8 @@ pub struct ServeArgs {
     /// line, so prefer the environment variable MPK_API_KEY.
     #[arg(long, value_name = "KEY", help_heading = HTTP)]
     pub api_key: Option<String>,
-    /// Name of the model in requests and answers. Default: the name in model.json, otherwise the name of the folder.
+    /// Name of the model in requests and answers. Default: the name in model.json, the hub name, or the name of the
+    /// folder.
     #[arg(long, value_name = "NAME", help_heading = HTTP)]
     pub served_model_name: Option<String>,
     /// Maximum number of requests that wait for a slot. Further requests get status 429.

@@ -2,13 +2,13 @@
 
 use crate::cli::bench::budget::{self, Budget};
 use crate::cli::choices;
+use crate::cli::devices;
 use crate::cli::passes::pick;
 use crate::engine::backend::cuda_target;
 use crate::engine::config::RunConfig;
-use crate::engine::graphs::{build_options, build_verified, check_ranks};
+use crate::engine::graphs::{ModelGraphs, build_options, build_verified};
 use crate::engine::{ModelSpec, user_graph};
 use crate::model::app_error::AppError;
-use crate::model::families::{self, GraphOptions};
 use crate::model::files;
 use crate::model::model_json::ModelJson;
 use crate::model::model_source::ModelSource;
@@ -18,7 +18,7 @@ use serde::Serialize;
 use simulate::{Cluster, Load, SimulateError, check_network, simulate, timeline};
 use std::path::{Path, PathBuf};
 use taskgraph::words::counted;
-use taskgraph::{OpGraph, Target, TaskGraph, target};
+use taskgraph::{OpGraph, Target, TaskGraph};
 
 /// What to simulate.
 #[derive(Args, Clone, Debug)]
@@ -87,33 +87,21 @@ fn read_cluster(path: &Path) -> Result<Cluster, AppError> {
 fn target_of(cluster: &Cluster, model: &ModelJson) -> Result<Target, AppError> {
     match &cluster.device {
         None => Ok(Target::cpu(cluster.workers.unwrap_or(1))),
-        Some(name) => {
-            let row = target::device(name).ok_or_else(|| {
-                let known: Vec<&str> = target::DEVICES.iter().map(|d| d.name).collect();
-                AppError::input(format!(
-                    "cluster `{}`: unknown device `{name}`; the hardware table has {}",
-                    cluster.name,
-                    known.join(", ")
-                ))
-            })?;
-            cuda_target(row, model)
-        }
+        Some(name) => cuda_target(devices::named(&format!("cluster `{}`", cluster.name), name)?, model),
     }
 }
 
 fn op_graph(args: &SimulateArgs, model: &ModelJson, target: &Target) -> Result<OpGraph, AppError> {
     let (graphs, main) = match ModelSource::open(model)? {
         ModelSource::Model(source) => {
-            check_ranks(&source, args.ranks)?;
-            let sizes = model.sizes_on(&source.config, target)?;
-            if args.context > sizes.max_seq_len {
+            let made = ModelGraphs::new(model, &source, args.ranks, target)?;
+            if args.context > made.sizes.max_seq_len {
                 return Err(AppError::input(format!(
                     "--context {}: more than the model's max_seq_len, {}",
-                    args.context, sizes.max_seq_len
+                    args.context, made.sizes.max_seq_len
                 )));
             }
-            let options = GraphOptions::new(&source.config, &model.runtime, 0, args.ranks, target);
-            (families::op_graphs(&source.config, &sizes, &options), families::main_graph_name(&sizes))
+            (made.graphs, made.main)
         }
         ModelSource::Graph { graph, .. } => {
             let graph = user_graph::parse(model, &graph)?.graph;

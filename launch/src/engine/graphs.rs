@@ -1,12 +1,13 @@
 //! Builds the task graphs of a run and proves them safe before anything is launched.
 
 use crate::engine::agreement::together;
+use crate::engine::backend::cuda_target;
 use crate::engine::config::RunConfig;
 use crate::engine::error::Error;
 use crate::engine::proofs::{Proofs, WORTHWHILE_TASKS};
 use crate::model::app_error::AppError;
-use crate::model::families;
-use crate::model::model_json::{self, ModelJson};
+use crate::model::families::{self, GraphOptions};
+use crate::model::model_json::{self, ModelJson, Sizes};
 use crate::model::model_source::Model;
 use distributed::World;
 use distributed::nodes::Nodes;
@@ -14,6 +15,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 use taskgraph::builder::{BuildError, BuildOptions, Builder, Spares};
 use taskgraph::digest::digest;
+use taskgraph::target::Device;
 use taskgraph::verify::{Class, Proven, may_follow, verify_succession};
 use taskgraph::words::counted;
 use taskgraph::{
@@ -136,6 +138,63 @@ pub fn check_ranks(model: &Model, ranks: u32) -> Result<(), AppError> {
         )));
     }
     Ok(())
+}
+
+/// The target without a job: a GPU of the hardware table, otherwise the CPU target with `runtime.workers` workers, or with
+/// `workers` if model.json has none.
+///
+/// # Errors
+/// Those of [`cuda_target`].
+pub fn target_of(model: &ModelJson, row: Option<&Device>, workers: u32) -> Result<Target, AppError> {
+    match row {
+        None => Ok(Target::cpu(model.runtime.workers.unwrap_or(workers))),
+        Some(row) => cuda_target(row, model),
+    }
+}
+
+/// The op graphs of a model.
+pub struct ModelGraphs {
+    /// One for each graph class.
+    pub graphs: Vec<OpGraph>,
+    /// Name of the decode graph of max_batch.
+    pub main: String,
+    /// The sizes that they are made for.
+    pub sizes: Sizes,
+}
+
+impl ModelGraphs {
+    /// The op graphs of `source` for `ranks` ranks of `target`, greedy and without log-probabilities.
+    ///
+    /// # Errors
+    /// The ranks do not divide the model, or its sizes overflow.
+    pub fn new(
+        model: &ModelJson,
+        source: &Model,
+        ranks: u32,
+        target: &Target,
+    ) -> Result<ModelGraphs, AppError> {
+        ModelGraphs::with(model, source, ranks, target, 0, false)
+    }
+
+    /// [`ModelGraphs::new`] with `top_k` log-probabilities per token, and with or without sampling.
+    ///
+    /// # Errors
+    /// Those of [`ModelGraphs::new`].
+    pub fn with(
+        model: &ModelJson,
+        source: &Model,
+        ranks: u32,
+        target: &Target,
+        top_k: u32,
+        sampling: bool,
+    ) -> Result<ModelGraphs, AppError> {
+        check_ranks(source, ranks)?;
+        let sizes = model.sizes_on(&source.config, target)?;
+        let options =
+            GraphOptions::new(&source.config, &model.runtime, top_k, ranks, target).with_sampling(sampling);
+        let graphs = families::op_graphs(&source.config, &sizes, &options);
+        Ok(ModelGraphs { graphs, main: families::main_graph_name(&sizes), sizes })
+    }
 }
 
 /// What the log says about a run's graphs.

@@ -50,6 +50,9 @@ pub struct Opened<'a> {
     /// Whether the graphs are built for sampling ([`RunConfig::sampling`]). A program that knows its requests may change this, in
     /// the same way on all ranks.
     pub sampling: Cell<bool>,
+    /// Sampling values of requests that name none. A program that has merged those of the files with its own sets them. Otherwise the
+    /// files decide.
+    pub defaults: Cell<Option<SamplingParams>>,
 }
 
 /// Inspects a model before anything is built.
@@ -173,11 +176,23 @@ fn tokens(
     let inspected = model.sizes(&source.config).map_err(AppError::from).and_then(|sizes| {
         let limits = Limits::new(&sizes, source.config.vocab_size, model.max_new_tokens());
         let (rank, sampling) = (world.rank(), Cell::new(config.sampling));
-        let opened = Opened { model: &model, rank, source: &source, limits, sampling };
+        let opened =
+            Opened { model: &model, rank, source: &source, limits, sampling, defaults: Cell::new(None) };
         inspect(&opened)?;
-        let (sampling, defaults) = (opened.sampling.get(), defaults(&model, &source)?);
-        // A greedy engine refuses requests that sample, so the model's values cannot be its defaults.
-        Ok((limits, sampling, if sampling { defaults } else { SamplingParams::default() }))
+        let sampling = opened.sampling.get();
+        let defaults = match opened.defaults.get() {
+            // A greedy engine refuses requests that sample, so the files' values cannot be its defaults.
+            _ if !sampling => SamplingParams::default(),
+            Some(defaults) => defaults,
+            None => defaults(&model, &source)?,
+        };
+        if rank == 0 && !source.config.generation.ignored.is_empty() {
+            tracing::warn!(
+                "generation_config.json: without effect here: {}",
+                source.config.generation.ignored.join(", ")
+            );
+        }
+        Ok((limits, sampling, defaults))
     });
     let (limits, sampling, defaults) = together(world, inspected)?;
     let mut target = backend.target(world, &model)?;

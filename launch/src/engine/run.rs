@@ -113,7 +113,7 @@ impl Engine {
     }
 
     /// A request is about to be submitted. On GPUs, this wakes the hosts of an idle engine early, so that the first token comes sooner.
-    /// The request need not come. Does nothing on ranks other than 0.
+    /// The request may never come. Does nothing on ranks other than 0.
     pub fn expect(&self) {
         if let Some(client) = &self.client {
             client.expect();

@@ -71,7 +71,7 @@ impl SamplingParams {
         }
     }
 
-    /// With a seed: its own, otherwise one derived from the current time.
+    /// With a seed: its own, otherwise a random one.
     pub fn with_seed(self) -> SamplingParams {
         let drawn = || std::hash::RandomState::new().build_hasher().finish();
         SamplingParams { seed: Some(self.seed.unwrap_or_else(drawn)), ..self }

@@ -64,10 +64,23 @@ impl ModelSpec {
     /// # Errors
     /// The file or an override is invalid.
     pub fn open(&self) -> Result<ModelJson, AppError> {
-        let model = match &self.source {
+        Ok(self.unchecked()?.with(&self.overrides)?)
+    }
+
+    /// The same model with its model.json read, so that it is not read again.
+    ///
+    /// # Errors
+    /// The file cannot be read, or is no JSON, or has unknown fields or wrong types.
+    pub fn read(&self) -> Result<ModelSpec, AppError> {
+        let source = Source::Json(Box::new(self.unchecked()?));
+        Ok(ModelSpec { source, overrides: self.overrides.clone() })
+    }
+
+    /// The model.json before overrides. Whether its fields are consistent is not checked.
+    fn unchecked(&self) -> Result<ModelJson, AppError> {
+        Ok(match &self.source {
             Source::Path(path) => model_path::open(path)?,
             Source::Json(model) => (**model).clone(),
-        };
-        Ok(model.with(&self.overrides)?)
+        })
     }
 }

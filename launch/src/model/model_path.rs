@@ -31,7 +31,7 @@ pub fn open(model: &Path) -> Result<ModelJson, InputError> {
 }
 
 /// True for a name such as `Qwen3-8B`: likely a hub name without its organisation.
-fn is_word(model: &Path) -> bool {
+pub(crate) fn is_word(model: &Path) -> bool {
     model.components().count() == 1 && model.extension().is_none_or(|extension| extension != "json")
 }
 

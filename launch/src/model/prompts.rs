@@ -87,6 +87,26 @@ impl Limits {
             max_new_tokens,
         }
     }
+
+    /// Number of tokens of the longest request that is possible, prompt and answer together: the smaller of `max_seq_len` and
+    /// all KV pages.
+    pub fn longest(&self) -> u32 {
+        // At most max_seq_len, so it fits.
+        u64::from(self.max_seq_len).min(self.kv_tokens) as u32
+    }
+
+    /// True if the KV pages, not `max_seq_len`, limit the longest request.
+    pub fn is_limited_by_pages(&self) -> bool {
+        self.kv_tokens < u64::from(self.max_seq_len)
+    }
+
+    /// The limit of the longest request, for messages: `max_seq_len = 1024`, "the 512 tokens that runtime.kv_pages holds".
+    pub fn longest_in_words(&self) -> String {
+        match self.is_limited_by_pages() {
+            true => format!("the {} that runtime.kv_pages holds", counted(self.longest(), "token")),
+            false => format!("max_seq_len = {}", self.longest()),
+        }
+    }
 }
 
 /// A checked request, ready to run.
@@ -169,24 +189,24 @@ fn resolve_one(
             &format!("use ids from 0 to {}", limits.vocab_size.saturating_sub(1)),
         ));
     }
-    let count = tokens.len() as u64;
-    let (limit, room, fix) = if limits.kv_tokens < u64::from(limits.max_seq_len) {
-        let room =
-            format!("need more than the {} that runtime.kv_pages holds", counted(limits.kv_tokens, "token"));
-        (limits.kv_tokens, room, "raise runtime.kv_pages")
-    } else {
-        let limit = u64::from(limits.max_seq_len);
-        (limit, format!("never fit in max_seq_len = {limit}"), "raise max_seq_len")
-    };
-    if count >= limit {
+    let (count, longest) = (tokens.len() as u64, u64::from(limits.longest()));
+    if count >= longest {
+        let (verb, field) = match limits.is_limited_by_pages() {
+            true => ("need more than", "runtime.kv_pages"),
+            false => ("never fit in", "max_seq_len"),
+        };
         return Err(error(
             place,
-            &format!("the prompt has {}, so it and one new token {room}", counted(count, "token")),
-            &format!("shorten the prompt or {fix}"),
+            &format!(
+                "the prompt has {}, so it and one new token {verb} {}",
+                counted(count, "token"),
+                limits.longest_in_words()
+            ),
+            &format!("shorten the prompt or raise {field}"),
         ));
     }
-    // At most max_seq_len, so it fits.
-    let room = (limit - count) as u32;
+    // Less than max_seq_len, so it fits.
+    let room = (longest - count) as u32;
     Ok(Request { prompt_tokens: tokens, max_new_tokens: limits.max_new_tokens.min(room) })
 }
 
@@ -237,6 +257,7 @@ mod tests {
         assert_eq!(one(&[1; 9], &LIMITS).unwrap().max_new_tokens, 1);
         let kv = Limits { kv_tokens: 8, ..LIMITS };
         assert_eq!(one(&[1; 5], &kv).unwrap().max_new_tokens, 3);
+        assert_eq!((LIMITS.longest(), kv.longest()), (10, 8));
         let most = Limits { max_new_tokens: u32::MAX, max_seq_len: u32::MAX, ..LIMITS };
         assert!(one(&[1; 5], &most).unwrap_err().contains("one run"));
     }

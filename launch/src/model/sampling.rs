@@ -37,6 +37,49 @@ pub struct GenerationConfig {
     pub do_sample: bool,
     /// The values.
     pub options: SamplingOptions,
+    /// Fields that would change the answer in transformers, but have no effect here.
+    pub ignored: Vec<String>,
+}
+
+/// Fields of generation_config.json that change the answer in transformers and have no effect here, unless they have the value that
+/// changes nothing.
+const WITHOUT_EFFECT: [&str; 20] = [
+    "bad_words_ids",
+    "begin_suppress_tokens",
+    "constraints",
+    "encoder_no_repeat_ngram_size",
+    "encoder_repetition_penalty",
+    "epsilon_cutoff",
+    "eta_cutoff",
+    "exponential_decay_length_penalty",
+    "force_words_ids",
+    "forced_bos_token_id",
+    "forced_eos_token_id",
+    "guidance_scale",
+    "min_length",
+    "min_new_tokens",
+    "no_repeat_ngram_size",
+    "num_beams",
+    "sequence_bias",
+    "stop_strings",
+    "suppress_tokens",
+    "typical_p",
+];
+
+/// True if a field without effect has a value that changes nothing in transformers either.
+fn changes_nothing(name: &str, value: &Value) -> bool {
+    match value {
+        Value::Null | Value::Bool(false) => true,
+        Value::Bool(true) => false,
+        Value::Number(number) => {
+            let one =
+                matches!(name, "encoder_repetition_penalty" | "guidance_scale" | "num_beams" | "typical_p");
+            number.as_f64() == Some(if one { 1.0 } else { 0.0 })
+        }
+        Value::String(text) => text.is_empty(),
+        Value::Array(list) => list.is_empty(),
+        Value::Object(map) => map.is_empty(),
+    }
 }
 
 impl GenerationConfig {
@@ -48,13 +91,21 @@ impl GenerationConfig {
         let fields = Fields::new(file, "", map);
         let options = SamplingOptions {
             temperature: fields.f64("temperature")?,
-            top_k: fields.u32("top_k")?,
+            // vLLM's value for all tokens.
+            top_k: if map.get("top_k") == Some(&Value::from(-1)) { Some(0) } else { fields.u32("top_k")? },
             top_p: fields.f64("top_p")?,
             min_p: fields.f64("min_p")?,
             repetition_penalty: fields.f64("repetition_penalty")?,
             ..SamplingOptions::default()
         };
-        Ok(GenerationConfig { do_sample: fields.bool("do_sample")? == Some(true), options })
+        let ignored = WITHOUT_EFFECT
+            .iter()
+            .filter(|&&name| map.get(name).is_some_and(|value| !changes_nothing(name, value)));
+        Ok(GenerationConfig {
+            do_sample: fields.bool("do_sample")? == Some(true),
+            options,
+            ignored: ignored.map(|name| name.to_string()).collect(),
+        })
     }
 }
 
@@ -102,22 +153,30 @@ impl Merged {
         put(&mut self.seed, options.seed, &place, "seed");
     }
 
-    /// Checks the values in force.
+    /// Checks the values in force. Without sampling, temperature and filters are not.
     fn check(&self) -> Result<(), InputError> {
         let within = |given: &Given<f64>, fits: fn(f64) -> bool, wanted: &str| match given {
             Some((value, place)) if !fits(*value) => Err(InputError::Option {
                 place: place.clone(),
-                problem: format!("must be {wanted}, found {value}"),
+                problem: format!("must be {wanted}, found {}", short(*value)),
             }),
             _ => Ok(()),
         };
-        within(&self.temperature, |v| (0.0..=100.0).contains(&v), "0 to 100")?;
-        within(&self.top_p, |v| v as f32 > 0.0 && v <= 1.0, "above 0 and at most 1")?;
-        within(&self.min_p, |v| (0.0..=1.0).contains(&v), "0 to 1")?;
+        if self.drawn {
+            within(&self.temperature, |v| (0.0..=100.0).contains(&v), "0 to 100")?;
+            within(&self.top_p, |v| v as f32 > 0.0 && v <= 1.0, "above 0 and at most 1")?;
+            within(&self.min_p, |v| (0.0..=1.0).contains(&v), "0 to 1")?;
+        }
         within(&self.repetition_penalty, |v| (0.01..=100.0).contains(&v), "0.01 to 100")?;
         within(&self.presence_penalty, |v| (-2.0..=2.0).contains(&v), "-2 to 2")?;
         within(&self.frequency_penalty, |v| (-2.0..=2.0).contains(&v), "-2 to 2")
     }
+}
+
+/// A number for people, without hundreds of digits.
+pub(crate) fn short(value: f64) -> String {
+    let plain = value == 0.0 || !value.is_finite() || (1e-5..1e16).contains(&value.abs());
+    if plain { format!("{value}") } else { format!("{value:e}") }
 }
 
 /// The values in force.
@@ -224,6 +283,31 @@ mod tests {
         let mut found = merged(line, model, config).unwrap();
         found.sampling.seed = 7;
         describe(&found.sampling)
+    }
+
+    #[test]
+    fn only_values_in_force_are_checked() {
+        let none = SamplingOptions::default;
+        let broken = json!({"do_sample": true, "temperature": -1, "repetition_penalty": 0});
+        assert!(merged(none(), none(), broken.clone()).unwrap_err().contains("`temperature`"));
+        let line = || SamplingOptions {
+            temperature: Some(0.5),
+            repetition_penalty: Some(1.0),
+            ..SamplingOptions::default()
+        };
+        assert_eq!(text(line(), none(), broken.clone()), "temperature 0.5, top-k 50, seed 7");
+        let greedy = SamplingOptions { greedy: true, ..none() };
+        assert_eq!(text(greedy, none(), broken), "greedy");
+        assert_eq!(text(none(), none(), json!({"do_sample": false, "temperature": 99999})), "greedy");
+        assert_eq!(text(none(), none(), json!({"do_sample": true, "top_k": -1})), "temperature 1, seed 7");
+        let line = SamplingOptions { presence_penalty: Some(1e39), ..none() };
+        assert!(merged(line, none(), json!({})).unwrap_err().ends_with("found 1e39"));
+    }
+
+    #[test]
+    fn fields_without_effect_are_named() {
+        let config = json!({"num_beams": 4, "typical_p": 1.0, "min_length": 0, "suppress_tokens": [1], "bad_words_ids": null});
+        assert_eq!(generation(config).ignored, ["num_beams", "suppress_tokens"]);
     }
 
     #[test]

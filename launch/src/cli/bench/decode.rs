@@ -1,16 +1,15 @@
 //! Time per decode step at a context length, on any backend and number of ranks. A step counts only if every request
 //! decodes one token in it (`full_batch`).
 
-use crate::cli::bench::budget::{self, Budget, Phase};
+use crate::cli::bench::budget::Phase;
 use crate::cli::bench::floor::{Bytes, floor};
 use crate::cli::bench::full_batch;
-use crate::cli::bench::program::{Scratch, figures, finish, load, request};
+use crate::cli::bench::program::{Benchmark, figures, request, run_benchmark};
 use crate::cli::bench::samples::Samples;
 use crate::cli::bench::verdict::{Answers, Reference};
-use crate::cli::console::{print_line, tell};
-use crate::cli::program::{Failure, tell_once};
+use crate::cli::program::Failure;
 use crate::cli::runtime_args::RuntimeArgs;
-use crate::engine::{Engine, ModelSpec, Request, RunConfig};
+use crate::engine::{Engine, ModelSpec, Request};
 use crate::model::app_error::AppError;
 use crate::model::model_json::Overrides;
 use serde_json::{Value, json};
@@ -99,47 +98,29 @@ impl Case {
 
 /// Runs the benchmark and prints one JSON object, on rank 0. Returns the exit status.
 pub fn run(case: &Case) -> i32 {
-    let prepared = case.contradiction().map_or(Ok(()), |problem| Err(AppError::input(problem)));
-    let prepared = prepared.and_then(|()| {
-        let reference = case.reference.as_deref().map(Reference::read).transpose()?;
-        let scratch = if case.budget { Some(Scratch::new()?) } else { None };
-        Ok((case.spec()?, reference, scratch))
-    });
-    let (spec, reference, scratch) = match prepared {
-        Ok(prepared) => prepared,
-        Err(error) => return tell_once(&error),
+    let benchmark = Benchmark {
+        runtime: &case.runtime,
+        options: format!("{case:?}"),
+        reference: case.reference.as_deref(),
+        budget: case.budget,
+        phase: Phase::Decode,
+        trace_iterations: BUDGET_ITERATIONS,
     };
-    let config = RunConfig {
-        sampling: false,
-        trace: scratch.as_ref().map(|scratch| scratch.path("timeline.json")),
-        trace_iterations: Some(BUDGET_ITERATIONS),
-        // Each process has its own path for the timeline, so the configurations differ.
-        in_common: vec![("the options".into(), format!("{case:?}"))],
-        ..case.runtime.run_config()
-    };
-    let (engine, model) = match load(&case.runtime, spec, config) {
-        Ok(loaded) => loaded,
-        Err(status) => return status,
-    };
-    if engine.info().rank > 0 {
-        return engine.serve().map_or_else(|error| error.exit_status(), |()| 0);
-    }
-    let done = measure(case, &engine, reference.as_ref(), |engine| {
-        let info = engine.info();
-        let Some(config) = &model else { return Ok(Value::Null) };
-        let bytes = Bytes::of_step(config, info.ranks, case.batch, case.context + case.steps / 2);
-        let workers = case.runtime.workers.unwrap_or_else(|| cores() / info.ranks).max(1);
-        let threads = (workers * info.ranks).min(cores()) as usize;
-        Ok(json!(floor(bytes, info.backend, info.ranks, threads, case.read_rate)?))
-    });
-    finish(&engine, done, |mut object| {
-        if let Some(scratch) = &scratch {
-            let budget: Budget = budget::of_file(&scratch.path("timeline.json"), Phase::Decode)?;
-            tell(budget.table().trim_end());
-            object["budget"] = json!(budget);
-        }
-        print_line(&object.to_string())
-    })
+    run_benchmark(
+        &benchmark,
+        case.contradiction(),
+        || case.spec(),
+        |engine, reference, model| {
+            measure(case, engine, reference, |engine| {
+                let info = engine.info();
+                let Some(config) = model else { return Ok(Value::Null) };
+                let bytes = Bytes::of_step(config, info.ranks, case.batch, case.context + case.steps / 2);
+                let workers = case.runtime.workers.unwrap_or_else(|| cores() / info.ranks).max(1);
+                let threads = (workers * info.ranks).min(cores()) as usize;
+                Ok(json!(floor(bytes, info.backend, info.ranks, threads, case.read_rate)?))
+            })
+        },
+    )
 }
 
 fn cores() -> u32 {

@@ -1,13 +1,12 @@
 //! Time from prompts to their first new tokens, on any backend and number of ranks.
 
-use crate::cli::bench::budget::{self, Budget, Phase};
-use crate::cli::bench::program::{Scratch, figures, finish, load, model, requests};
+use crate::cli::bench::budget::Phase;
+use crate::cli::bench::program::{Benchmark, figures, model, requests, run_benchmark};
 use crate::cli::bench::samples::Samples;
 use crate::cli::bench::verdict::{Answers, Reference};
-use crate::cli::console::{print_line, tell};
-use crate::cli::program::{Failure, tell_once};
+use crate::cli::program::Failure;
 use crate::cli::runtime_args::RuntimeArgs;
-use crate::engine::{Engine, ModelSpec, RunConfig};
+use crate::engine::{Engine, ModelSpec};
 use crate::model::app_error::AppError;
 use crate::model::hf_config::ModelConfig;
 use crate::model::model_json::Overrides;
@@ -66,40 +65,20 @@ impl Case {
 
 /// Runs the benchmark and prints one JSON object, on rank 0. Returns the exit status.
 pub fn run(case: &Case) -> i32 {
-    let prepared = case.runtime.contradiction().map_or(Ok(()), |problem| Err(AppError::input(problem)));
-    let prepared = prepared.and_then(|()| {
-        let reference = case.reference.as_deref().map(Reference::read).transpose()?;
-        let scratch = if case.budget { Some(Scratch::new()?) } else { None };
-        Ok((case.spec()?, reference, scratch))
-    });
-    let (spec, reference, scratch) = match prepared {
-        Ok(prepared) => prepared,
-        Err(error) => return tell_once(&error),
+    let benchmark = Benchmark {
+        runtime: &case.runtime,
+        options: format!("{case:?}"),
+        reference: case.reference.as_deref(),
+        budget: case.budget,
+        phase: Phase::Prefill,
+        trace_iterations: 1,
     };
-    let config = RunConfig {
-        sampling: false,
-        trace: scratch.as_ref().map(|scratch| scratch.path("timeline.json")),
-        trace_iterations: Some(1),
-        // Each process has its own path for the timeline, so the configurations differ.
-        in_common: vec![("the options".into(), format!("{case:?}"))],
-        ..case.runtime.run_config()
-    };
-    let (engine, model) = match load(&case.runtime, spec, config) {
-        Ok(loaded) => loaded,
-        Err(status) => return status,
-    };
-    if engine.info().rank > 0 {
-        return engine.serve().map_or_else(|error| error.exit_status(), |()| 0);
-    }
-    let done = measure(case, &engine, reference.as_ref(), model.as_ref());
-    finish(&engine, done, |mut object| {
-        if let Some(scratch) = &scratch {
-            let budget: Budget = budget::of_file(&scratch.path("timeline.json"), Phase::Prefill)?;
-            tell(budget.table().trim_end());
-            object["budget"] = json!(budget);
-        }
-        print_line(&object.to_string())
-    })
+    run_benchmark(
+        &benchmark,
+        case.runtime.contradiction(),
+        || case.spec(),
+        |engine, reference, model| measure(case, engine, reference, model),
+    )
 }
 
 fn measure(

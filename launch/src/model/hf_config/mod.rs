@@ -1,7 +1,8 @@
 //! Hugging Face configurations, as transformers 4 and 5 write them, read into one [`ModelConfig`].
 //!
 //! Unused fields are ignored. Fields that change the arithmetic but are not implemented are refused. A missing field
-//! has transformers' default for that architecture (`transformers/models/*/configuration_*.py`, version 5.23).
+//! has transformers' default for that architecture (`transformers/models/*/configuration_*.py`). Everything that follows
+//! transformers here, rope included, follows version 5.23.
 
 use std::path::Path;
 

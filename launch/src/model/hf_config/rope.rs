@@ -1,12 +1,12 @@
 //! Rotary position embedding: its configuration and its table.
 //!
-//! Frequencies follow `transformers/modeling_rope_utils.py` (5.23) step by step in f32, with each step correctly
+//! Frequencies follow `transformers/modeling_rope_utils.py` step by step in f32, with each step correctly
 //! rounded. As there, the angle is the f32 product of position and frequency. Its cosine and sine are computed in f64
 //! and rounded. The only difference from transformers' own table is the last bit of its power function, which is at
 //! most about 6e-8 x position in the angle.
 
 use super::yarn::Yarn;
-use crate::model::{error::InputError, json::Fields};
+use crate::model::{error::InputError, json::Fields, sampling::short};
 
 /// Rotary position embedding of all layers.
 #[derive(Debug, Clone, PartialEq)]
@@ -78,7 +78,8 @@ impl RopeConfig {
         let theta_of = |from: &Fields<'_>| -> Result<Option<f64>, InputError> {
             match from.f64("rope_theta")? {
                 Some(theta) if !(theta > 0.0 && (theta as f32).is_finite()) => {
-                    Err(from.error("rope_theta", format!("must be positive, found {theta}")))
+                    let problem = format!("must be above 0 and below 3.4e38, found {}", short(theta));
+                    Err(from.error("rope_theta", problem))
                 }
                 theta => Ok(theta),
             }

@@ -1,4 +1,4 @@
-//! Rope type "yarn" (arXiv 2309.00071), as `_compute_yarn_parameters` of `transformers/modeling_rope_utils.py` (5.24) has it.
+//! Rope type "yarn" (arXiv 2309.00071), as `_compute_yarn_parameters` of `transformers/modeling_rope_utils.py` has it.
 //!
 //! Pairs that turn slowly are interpolated (their frequency is divided), fast ones are kept, and those between are blended. Cosines and
 //! sines are multiplied by a factor.

@@ -8,7 +8,8 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Allreduce {
-    /// By size: one-shot for few rows, otherwise two-shot on GPUs and copy-reduce on CPUs.
+    /// Copy-reduce with `--transport host`. Hierarchical if one of several nodes has several ranks. Otherwise by size: one-shot
+    /// for few rows, two-shot on GPUs and copy-reduce on CPUs for more.
     #[default]
     Auto,
     /// Each rank copies its part to every peer with a signal, then reduces.

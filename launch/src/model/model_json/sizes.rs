@@ -25,12 +25,6 @@ pub struct Sizes {
 }
 
 impl Sizes {
-    /// Maximum number of tokens of one request that the KV cache can hold: the smaller of `max_seq_len` and all pages.
-    pub fn longest_request(&self) -> u32 {
-        let pages = u64::from(self.num_pages) * u64::from(self.page_size);
-        u64::from(self.max_seq_len).min(pages) as u32
-    }
-
     /// Prompt rows of an iteration in which other requests generate, according to `runtime.prefill_share`. 0 means no limit.
     pub fn prompt_rows(&self, share: Option<f64>) -> u32 {
         match share {

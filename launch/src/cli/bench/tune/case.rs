@@ -1,5 +1,6 @@
 //! The options of `mpk-bench tune`.
 
+use crate::cli::devices;
 use std::path::{Path, PathBuf};
 
 /// What to tune.
@@ -44,8 +45,8 @@ pub struct Case {
     /// Only compile the kernels of all candidates, so that a later run of the same command starts faster. Needs no GPU.
     #[arg(long)]
     pub compile_only: bool,
-    /// Device for --compile-only: a100, h100, h200 or b200.
-    #[arg(long, value_name = "NAME", default_value = "h200")]
+    /// Device for --compile-only.
+    #[arg(long, value_name = "NAME", default_value = "h200", help = format!("Device for --compile-only; the hardware table has {}", devices::names()))]
     pub device: String,
     /// Print the values that would be saved, but do not save them.
     #[arg(long)]

@@ -11,6 +11,7 @@ mod child;
 pub use case::Case;
 
 use crate::cli::console::{print_line, tell};
+use crate::cli::devices;
 use crate::cli::program::tell_once;
 use crate::engine::tuning::{Place, Table, Tables, knobs};
 use crate::model::app_error::AppError;
@@ -20,7 +21,6 @@ use serde::Serialize;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
-use taskgraph::target::{self, Device};
 use taskgraph::words::counted;
 use taskgraph::{Backend, Knob, Tuning};
 
@@ -105,22 +105,12 @@ fn checked(case: &Case) -> Result<Vec<Workload>, AppError> {
 }
 
 fn compile_only(case: &Case, workloads: &[Workload]) -> Result<Value, AppError> {
-    let row = row(&case.device)?;
+    let row = devices::named("--device", &case.device)?;
     let until = Instant::now() + Duration::from_secs(u64::from(case.limit));
     let (compiled, failed) = ahead::compile(case, workloads, row, &choose(case, Backend::Cuda)?, until)?;
     Ok(
         json!({"schema": "mpk-bench/1", "what": "tune", "device": row.name, "compiled": compiled, "failed": failed}),
     )
-}
-
-fn row(name: &str) -> Result<&'static Device, AppError> {
-    target::device(name).ok_or_else(|| {
-        let known: Vec<&str> = target::DEVICES.iter().map(|row| row.name).collect();
-        AppError::input(format!(
-            "--device {name}: unknown device; the hardware table has {}",
-            known.join(", ")
-        ))
-    })
 }
 
 fn tune(case: &Case, workloads: &[Workload]) -> Result<Value, AppError> {
@@ -132,7 +122,8 @@ fn tune(case: &Case, workloads: &[Workload]) -> Result<Value, AppError> {
     let chosen = choose(case, backend)?;
     if backend == Backend::Cuda {
         let begin = Instant::now();
-        let (compiled, _) = ahead::compile(case, workloads, row(&place.device)?, &chosen, until)?;
+        let row = devices::named("this machine's GPU", &place.device)?;
+        let (compiled, _) = ahead::compile(case, workloads, row, &chosen, until)?;
         tell(format_args!(
             "tune: compiled {} in {:.0} s",
             counted(compiled, "kernel"),
