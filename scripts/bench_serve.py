@@ -244,7 +244,8 @@ def ours(options, *more):
     binary = options.binary or HERE.parent / "target/release/mpk-serve"
     if not Path(binary).exists():
         sys.exit(f"bench_serve: {binary} is missing; build it with `cargo build --release -p mpk-launch --bins`")
-    command = [binary, options.model, "--port", "0", "--max-queued-requests", "10000", "--prefix-cache", options.prefix_cache, *more]
+    command = [binary, options.model, "--port", "0", "--max-queued-requests", "10000", "--prefix-cache", options.prefix_cache,
+               "--backend", options.backend, *more]
     if options.max_batch:
         command += ["--max-batch", str(options.max_batch)]
     if options.workers:
@@ -263,7 +264,7 @@ def measure_token_path(options):
     """Measures one stream at a time; returns the figures, and whether they are as expected."""
     with tempfile.TemporaryDirectory() as folder:
         trace = Path(folder) / "trace.json"
-        server = ours(options, "--idle-exit", "0", "--backend", options.backend, "--trace", str(trace))
+        server = ours(options, "--idle-exit", "0", "--trace", str(trace))
         try:
             ways, firsts, beyond, admissions = token_path.measure(server, server.url, trace)
         finally:
@@ -291,8 +292,9 @@ def measure_fixed_batch(options):
         for _ in range(options.rounds):
             with tempfile.TemporaryDirectory() as folder:
                 traces = [Path(folder) / f"{name}.json" for name in ("fixed", *fixed_batch.KINDS)]
-                more = ["--backend", options.backend, "--trace-iterations", str(fixed_batch.ITERATIONS), "--trace"]
-                command = [run, options.model, "--json", "--max-new-tokens", str(options.tokens), "--ignore-eos", "--greedy", *more, traces[0]]
+                more = ["--trace-iterations", str(fixed_batch.ITERATIONS), "--trace"]
+                command = [run, options.model, "--backend", options.backend, "--json", "--max-new-tokens", str(options.tokens),
+                           "--ignore-eos", "--greedy", *more, traces[0]]
                 if options.max_batch:
                     command += ["--max-batch", str(options.max_batch)]
                 for number in range(batch):
@@ -329,7 +331,7 @@ def measure_flood(options):
     many = options.connections
     for name, connections, body in (("alone", 0, None), ("with 7 other requests", 7, flood.BODY),
                                     (f"with {many} connections, all accepted", many, flood.BODY), (f"with {many} connections, all refused", many, flood.WRONG)):
-        server = ours(options, "--backend", "cpu")
+        server = ours(options)
         try:
             result = flood.phase(server.url, connections, body, options.seconds, server.rank_0())
         finally:
@@ -405,15 +407,15 @@ def main():
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--workers", type=int, help="workers of each rank (default: one per core)")
     parser.add_argument("--prefix-cache", choices=("on", "off"), default="on", help="prefix cache of mpk-serve; only the mix shared-prefix repeats pages (default %(default)s)")
-    parser.add_argument("--backend", choices=["cpu", "cuda"], default="cpu", help="with --fixed-batch and --token-path: what runs the model "
+    parser.add_argument("--backend", choices=["cpu", "cuda"], default="cpu", help="backend of mpk-serve, and of mpk-run with --fixed-batch "
                         "(default %(default)s)")
     parser.add_argument("--fixed-batch", action="store_true", help="measure iterations of mpk-serve against those of mpk-run, and nothing else")
     parser.add_argument("--rounds", type=int, default=5, help="with --fixed-batch: number of rounds of both in turn (default %(default)s)")
     parser.add_argument("--tokens", type=int, default=400, help="with --fixed-batch: new tokens of each request (default %(default)s)")
-    parser.add_argument("--flood", action="store_true", help="measure only how a flood of requests affects a running stream, on the CPU target")
+    parser.add_argument("--flood", action="store_true", help="measure only how a flood of requests affects a running stream")
     parser.add_argument("--connections", type=int, default=200, help="with --flood: number of connections (default %(default)s)")
-    parser.add_argument("--token-path", action="store_true", help="measure one stream from the kernel's token to the client's byte, on the "
-                        "CPU target, and nothing else")
+    parser.add_argument("--token-path", action="store_true", help="measure one stream from the kernel's token to the client's byte, and "
+                        "nothing else")
     parser.add_argument("--token-limit", type=float, metavar="MS", help="with --token-path: exit with status 1 if the median is above MS milliseconds")
     parser.add_argument("--json", help="write all results to this file as JSON")
     parser.add_argument("--plot", help="write a plot (SVG) to this file")

@@ -158,40 +158,24 @@ install_packages() {
         lack "apt-get could not install ${missing[*]}"
 }
 
-install_nvidia() {
-    if $want_nvshmem && [[ -n ${NVSHMEM_HOME:-} ]]; then
-        say "NVSHMEM_HOME is set: using $NVSHMEM_HOME${CUDA_HOME:+, and CUDA_HOME: $CUDA_HOME}"
-        return
-    fi
-    wants_nvidia || return 0
-    local option=--nvshmem files="NVSHMEM's headers and libraries" packages=()
-    if $want_cuda; then
-        option=--cuda files="CUDA's compiler and NVSHMEM"
-    fi
-    ! $check_only || lack "missing: $files; to install: scripts/setup.sh $option"
+# Downloads packages from PyPI and puts them into .setup/nvidia: download_nvidia VERSIONS KEEP FAILURE PACKAGE...
+# VERSIONS is the text of the version file. KEEP (true or false) says whether the packages are added to those already in the
+# folder. FAILURE is the message if pip fails. The folder is replaced at the end, so an interrupted download changes nothing.
+download_nvidia() {
+    local versions="$1" keep="$2" failure="$3" wheel nvidia
+    shift 3
     work="$(mktemp -d "$setup_folder/nvidia.XXXXXX")"
+    nvidia="$work/unpacked/nvidia"
     mkdir "$work/unpacked"
-    if has_nvshmem; then
-        cp -al "$setup_folder/nvidia" "$work/unpacked/nvidia"
-        rm "$work/unpacked/nvidia/versions"
-    else
-        packages+=("nvidia-nvshmem-cu13==$nvshmem_version" "nvidia-cuda-runtime==$cuda_runtime_version"
-            "nvidia-cuda-crt==$cuda_crt_version" "nvidia-cuda-cccl==$cuda_cccl_version")
+    if $keep; then
+        cp -al "$setup_folder/nvidia" "$nvidia"
+        rm "$nvidia/versions"
     fi
-    local versions="$nvidia_versions"
-    if $want_cuda; then
-        packages+=("nvidia-cuda-nvcc==$cuda_nvcc_version" "nvidia-nvvm==$cuda_nvvm_version")
-        versions+="$nvcc_versions"
-    fi
-    say "downloading $files from PyPI into .setup/nvidia: ${packages[*]}"
     python3 -m pip download --quiet --disable-pip-version-check --no-deps --only-binary=:all: \
-        --dest "$work/wheels" "${packages[@]}" >&2 ||
-        lack "pip could not download the packages; without a network, set NVSHMEM_HOME and CUDA_HOME instead"
-    local wheel
+        --dest "$work/wheels" "$@" >&2 || lack "$failure"
     for wheel in "$work/wheels"/*.whl; do
         python3 -m zipfile -e "$wheel" "$work/unpacked"
     done
-    local nvidia="$work/unpacked/nvidia"
     mv "$work/unpacked"/*.dist-info "$nvidia/"
     # The linker looks for the name without the version.
     ln -sf libnvshmem_host.so.3 "$nvidia/nvshmem/lib/libnvshmem_host.so"
@@ -207,6 +191,33 @@ install_nvidia() {
     work=""
     # Cargo watches this file; a change makes nvshmem-sys look for headers again.
     touch sys/wrapper.h
+}
+
+install_nvidia() {
+    if $want_nvshmem && [[ -n ${NVSHMEM_HOME:-} ]]; then
+        say "NVSHMEM_HOME is set: using $NVSHMEM_HOME${CUDA_HOME:+, and CUDA_HOME: $CUDA_HOME}"
+        return
+    fi
+    wants_nvidia || return 0
+    local option=--nvshmem files="NVSHMEM's headers and libraries" keep=false packages=()
+    if $want_cuda; then
+        option=--cuda files="CUDA's compiler and NVSHMEM"
+    fi
+    ! $check_only || lack "missing: $files; to install: scripts/setup.sh $option"
+    if has_nvshmem; then
+        keep=true
+    else
+        packages+=("nvidia-nvshmem-cu13==$nvshmem_version" "nvidia-cuda-runtime==$cuda_runtime_version"
+            "nvidia-cuda-crt==$cuda_crt_version" "nvidia-cuda-cccl==$cuda_cccl_version")
+    fi
+    local versions="$nvidia_versions"
+    if $want_cuda; then
+        packages+=("nvidia-cuda-nvcc==$cuda_nvcc_version" "nvidia-nvvm==$cuda_nvvm_version")
+        versions+="$nvcc_versions"
+    fi
+    say "downloading $files from PyPI into .setup/nvidia: ${packages[*]}"
+    download_nvidia "$versions" "$keep" \
+        "pip could not download the packages; without a network, set NVSHMEM_HOME and CUDA_HOME instead" "${packages[@]}"
 }
 
 # Prints the folder of a CUDA toolkit with a compiler of CUDA 12.4 or later, but not 13.
@@ -251,20 +262,9 @@ install_cuda12() {
     fi
     if wants_nvidia; then
         ! $check_only || lack "missing: NVSHMEM for CUDA 12; to install: scripts/setup.sh --cuda12"
-        work="$(mktemp -d "$setup_folder/nvidia.XXXXXX")"
         say "downloading NVSHMEM for CUDA 12 from PyPI into .setup/nvidia"
-        python3 -m pip download --quiet --disable-pip-version-check --no-deps --only-binary=:all: \
-            --dest "$work/wheels" "nvidia-nvshmem-cu12==$nvshmem_version" >&2 ||
-            lack "pip could not download the package; without a network, set NVSHMEM_HOME instead"
-        python3 -m zipfile -e "$work/wheels"/*.whl "$work/unpacked"
-        mv "$work/unpacked"/*.dist-info "$work/unpacked/nvidia/"
-        ln -sf libnvshmem_host.so.3 "$work/unpacked/nvidia/nvshmem/lib/libnvshmem_host.so"
-        echo "nvshmem-cu12 $nvshmem_version" >"$work/unpacked/nvidia/versions"
-        rm -rf "$setup_folder/nvidia"
-        mv "$work/unpacked/nvidia" "$setup_folder/nvidia"
-        rm -rf "$work"
-        work=""
-        touch sys/wrapper.h
+        download_nvidia "nvshmem-cu12 $nvshmem_version" false \
+            "pip could not download the package; without a network, set NVSHMEM_HOME instead" "nvidia-nvshmem-cu12==$nvshmem_version"
     fi
     [[ ${CUDA_HOME:-} == "$toolkit" ]] || say "to compile with it: export CUDA_HOME=$toolkit"
 }

@@ -41,10 +41,3 @@ class Shape:
     def share(self, ranks):
         """One rank's heads, KV heads, inner columns and vocabulary."""
         return self.heads // ranks, max(1, self.kv_heads // ranks), self.inner // ranks, -(-self.vocabulary // ranks)
-
-    def bytes_of_step(self, ranks, batch, context, element=2):
-        """What a rank reads in a decode step."""
-        heads, kv_heads, inner, vocabulary = self.share(ranks)
-        layer = self.hidden * self.head * 2 * (heads + kv_heads) + 3 * self.hidden * inner
-        cache = batch * context * 2 * kv_heads * self.head
-        return element * (self.layers * (layer + cache) + vocabulary * self.hidden)
