@@ -91,7 +91,13 @@ fn print_schema(schema: &impl serde::Serialize) -> Result<(), AppError> {
 fn check(folder: &Path) -> Result<(), AppError> {
     let failed = |path: &Path, e: &dyn std::fmt::Display| AppError::input(format!("{}: {e}", path.display()));
     let mut classes: BTreeMap<String, Vec<TaskGraph>> = BTreeMap::new();
-    for entry in std::fs::read_dir(folder).map_err(|e| failed(folder, &e))? {
+    let entries = std::fs::read_dir(folder).map_err(|e| {
+        failed(
+            folder,
+            &format!("{e}; name a folder that `mpk-run MODEL --ranks N --emit-graph DIR` has written"),
+        )
+    })?;
+    for entry in entries {
         let path = entry.map_err(|e| failed(folder, &e))?.path();
         if !path.to_string_lossy().ends_with(".task_graph.json") {
             continue;

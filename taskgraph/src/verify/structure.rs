@@ -8,7 +8,7 @@ use super::ranks::Ranks;
 use super::report::{Names, Violation, ViolationKind};
 use crate::dtype::DType;
 use crate::ids::{EventId, TaskId};
-use crate::op_graph::{Capacity, Role, Rows};
+use crate::op_graph::Role;
 use crate::region::MAX_DIMS;
 use crate::target::Backend;
 use crate::task_graph::{
@@ -136,19 +136,6 @@ fn has_whole_pairs(tensor: &TensorEntry, backend: Backend) -> bool {
 /// A tensor that is larger is a mistake, and sums of sizes stay far from overflow.
 const MOST_BYTES: u64 = 1 << 48;
 
-/// The reason why the graph's capacity does not fit an output: kernels compute the rows in use, but none that their view does not have.
-/// (Other tensors may have parts of the rows.)
-fn rows_problem(tensor: &TensorEntry, capacity: &Capacity) -> Option<String> {
-    let (true, &[rows] | &[rows, _]) = (tensor.output, &tensor.dims[..]) else { return None };
-    let (what, most) = match tensor.rows {
-        Rows::Fixed => return None,
-        Rows::Tokens => ("rows", capacity.rows),
-        Rows::Samples => ("samples", capacity.samples),
-    };
-    (rows < most)
-        .then(|| format!("{:?} has {rows} rows, but the graph has room for {most} {what}", tensor.dims))
-}
-
 /// The reason why a tensor cannot be at its place.
 fn overlay_problem(tensor: &TensorEntry) -> Option<String> {
     let overlay = tensor.overlay?;
@@ -260,8 +247,6 @@ impl RankCheck<'_> {
                     "tensor '{}' {:?} has paired rows, but is not a packed matrix of whole pairs",
                     tensor.name, tensor.dims
                 ));
-            } else if let Some(problem) = rows_problem(tensor, &capacity) {
-                self.say(format!("tensor '{}' {problem}", tensor.name));
             } else if tensor.bytes > MOST_BYTES {
                 self.say(format!(
                     "tensor '{}' has {} bytes, more than any memory",
