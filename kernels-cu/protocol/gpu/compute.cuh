@@ -123,7 +123,7 @@ __device__ __forceinline__ void compute_loop(const mpk_rank* rank, uint32_t work
     if (kEveryLaneArrives || first) mbarrier_arrive(&shared.slot_empty[kEveryLaneArrives ? place.index : index]);
   }
   if (threadIdx.x == 0) {
-    poke(shared.left, 1u);
+    store_release(shared.left, 1u); /* pairs with fetch_loop, for the times of the last tasks */
     if (code == MPK_OK) code = peek(shared.code);
     mpk_status* const status = &rank->status[worker];
     if (code != MPK_OK) {

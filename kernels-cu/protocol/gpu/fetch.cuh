@@ -285,7 +285,7 @@ __device__ inline void fetch_loop(const mpk_rank* rank, uint32_t worker, uint32_
   else fetch_dynamic<platform::kMixedPlacement>(writer, rank, worker, lane);
   if (!is_traced(rank)) return;
   /* Tasks may still run. They end, or their waits see the abort. */
-  while (peek(shared_state().left) == 0) platform::sleep_ns(100);
+  while (load_acquire(shared_state().left) == 0) platform::sleep_ns(100);
   writer.record_tasks();
 }
 

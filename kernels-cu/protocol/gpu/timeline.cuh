@@ -15,7 +15,6 @@ __device__ __forceinline__ void leave_times(uint32_t slot_index) {
   TaskTimes& times = shared.times[slot_index];
   poke(times.done_ns, platform::clock_ns());
   poke(times.ready_ns, peek(shared.ready_ns));
-  poke(times.waited_for, peek(shared.waited_for));
   poke(times.peer_ns, peek(shared.peer_ns));
   poke(times.page_ns, peek(shared.page_ns));
   poke(times.unrecorded, 1u);
@@ -24,7 +23,8 @@ __device__ __forceinline__ void leave_times(uint32_t slot_index) {
 }
 
 /* One thread of the fetch warp: records the task in the slot, if there is one that has ended and is not recorded yet. Called after the
- * slot has become free, or the compute warps have left: either orders leave_times before this. */
+ * slot has become free, or the compute warps have left: either orders leave_times before this. The slot's fields read here are those
+ * that this thread has written itself (SlotWriter::fill), so other lanes may already fill the rest. */
 __device__ __noinline__ void record_task(const mpk_rank* rank, uint32_t slot_index) {
   Shared& shared = shared_state();
   TaskTimes& times = shared.times[slot_index];

@@ -161,7 +161,9 @@ __device__ __forceinline__ int Context::wait_inputs(bool loads_under_way, bool a
       if (!__any_sync(0xFFFFFFFFu, missing)) break;
     }
     if constexpr (platform::kTraces) {
-      if (lane == 0) poke(shared_state().waited_for, awaited != 0 ? static_cast<uint32_t>(__ffs(static_cast<int>(awaited)) - 1) : MPK_TRACE_NO_WAIT);
+      /* Beside the slot, because this warp may begin the next task before the task's times are taken. */
+      TaskTimes& times = shared_state().times[slot - shared_state().slots];
+      if (lane == 0) poke(times.waited_for, awaited != 0 ? static_cast<uint32_t>(__ffs(static_cast<int>(awaited)) - 1) : MPK_TRACE_NO_WAIT);
     }
     if (loads_under_way && lane < count && !missing) platform::load<platform::Scope::kSystem>(counter, platform::kAcquire);
     for (uint32_t i = kSlotWaits + lane; i < slot->task.num_dependencies; i += 32) {

@@ -86,8 +86,8 @@ struct alignas(128) Shared {
    * kernel variants, and reading them back takes a microsecond while the memory is busy. */
   RingPlace next_slot, next_stage, next_place;
   uint32_t wide_begun;           /* wide products that the compute warps have begun since the launch; wraps */
-  uint64_t ready_ns;             /* timeline: of the task that runs; and what it waited for, see mpk_trace_record */
-  uint32_t waited_for, peer_ns, page_ns;
+  uint64_t ready_ns;             /* timeline: of the task that runs, see mpk_trace_record */
+  uint32_t peer_ns, page_ns;
   uint32_t left;                 /* 1: the compute warps have left; nobody takes from ring and slots any more */
   uint32_t streamed;             /* stages that the loader has started since the launch */
   uint32_t ring_is_full;         /* 1: the loader waits for a free stage */
