@@ -25,7 +25,8 @@ extern "C" int mpk_task_reduce_ready(const mpk_kernel_args* args) {
   const auto& params = *reinterpret_cast<const mpk_reduce_params*>(args->params);
   if ((params.flags & MPK_REDUCE_FLAGGED) == 0) return 1;
   const mpk_operand& receive = args->inputs[0];
-  const uint32_t rows = mpk::rows_in_use(args, params.rows_kind, receive.dims[1]);
+  const auto first = static_cast<uint32_t>(args->task->args[0]);
+  const uint32_t rows = mpk::rows_in_use_from(args, params.rows_kind, first, receive.dims[1]);
   // The words of the last rank and of the last rows usually arrive last.
   for (uint32_t rank = params.world; rank-- > 0;)
     for (uint32_t row = rows; row-- > 0;) {

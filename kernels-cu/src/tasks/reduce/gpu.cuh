@@ -93,8 +93,10 @@ struct Reduce : TaskCode {
     if constexpr (!Flagged) return true;
     const mpk_operand& receive = slot.operands[0];
     const uint32_t rows_kind = reinterpret_cast<const mpk_reduce_params*>(slot.params)->rows_kind;
-    uint32_t rows = rows_kind == 0 ? slot.num_rows : rows_kind == 1 ? slot.num_samples : receive.dims[1];
-    if (rows > receive.dims[1]) rows = receive.dims[1];
+    /* As rows_in_use_from. */
+    const uint32_t first = static_cast<uint32_t>(slot.task.args[0]), end = first + receive.dims[1];
+    const uint32_t used = rows_kind == 0 ? slot.num_rows : rows_kind == 1 ? slot.num_samples : end;
+    const uint32_t rows = used > first ? min(used, end) - first : 0;
     const uint32_t columns = receive.dims[2], total = World * rows * columns;
     const uint64_t* words = reinterpret_cast<const uint64_t*>(receive.addr);
     constexpr uint32_t kBatch = 4;
