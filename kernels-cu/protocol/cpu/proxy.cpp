@@ -129,11 +129,14 @@ int mpk_proxy_apply(uint8_t* heap, uint64_t heap_bytes, const uint8_t* frames, u
 
 int mpk_inbox_put(mpk_inbox* inbox, uint64_t heap_bytes, const uint8_t* frames, uint64_t bytes) {
   using namespace mpk;
+  /* An abort takes no room, so a full ring does not hold it up. */
+  const auto is_abort = [](const mpk_frame& frame) { return frame.kind == MPK_FRAME_WORDS && frame.offset == offsetof(mpk_control, abort); };
   const uint64_t capacity = inbox->capacity, mask = capacity - 1;
   /* Bytes from `at` to the end of the ring if `room` bytes do not fit there, otherwise 0. */
   const auto skipped = [=](uint64_t at, uint64_t room) { return room > capacity - (at & mask) ? capacity - (at & mask) : 0; };
   uint64_t tail = platform::load<platform::Scope::kSystem>(&inbox->tail, platform::kRelaxed), end = tail; /* only this thread writes it */
-  const int code = each_frame(heap_bytes, frames, bytes, [&end, skipped](const mpk_frame& frame, const uint8_t*) {
+  const int code = each_frame(heap_bytes, frames, bytes, [&end, skipped, is_abort](const mpk_frame& frame, const uint8_t*) {
+    if (is_abort(frame)) return;
     const uint64_t room = platform::frame_room(frame.bytes);
     end += skipped(end, room) + room;
   });
@@ -141,7 +144,7 @@ int mpk_inbox_put(mpk_inbox* inbox, uint64_t heap_bytes, const uint8_t* frames, 
   /* Acquire: pairs with the release of the kernel's reader, which has read the old contents. */
   if (end - platform::load<platform::Scope::kSystem>(&inbox->head, platform::kAcquire) > capacity) return MPK_INBOX_FULL;
   each_frame(heap_bytes, frames, bytes, [=, &tail](const mpk_frame& frame, const uint8_t* at) {
-    if (frame.kind == MPK_FRAME_WORDS && frame.offset == offsetof(mpk_control, abort)) {
+    if (is_abort(frame)) {
       uint64_t word = 0;
       platform::copy_bytes(&word, at + sizeof(frame), sizeof(word));
       /* Relaxed: only the requested code matters (spare.cuh). */
