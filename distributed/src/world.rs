@@ -65,6 +65,10 @@ impl World {
         } else {
             mpi::Threading::Multiple
         };
+        // Before the watch begins, because there may be one already.
+        if is_initialised() {
+            return Err(Error::MpiInit("it is initialised already".into()));
+        }
         let (several_nodes, started) = (!place.is_one_node(), place.size);
         let watch = Watch::begin(place, options);
         let world = World { tell: options.tell, watch: Some(watch), ..World::single() };
@@ -78,17 +82,16 @@ impl World {
             let node = (!several_nodes).then(|| split(&universe.world()));
             Some((universe, provided, node))
         });
-        let (universe, provided, node) =
-            begun.ok_or_else(|| Error::MpiInit("it is initialised already".into()))?;
+        let (universe, provided, node) = begun.ok_or_else(|| {
+            world.leave_to_all();
+            Error::MpiInit("it is initialised already".into())
+        })?;
         let ranks = universe.world();
         if ranks.size() == 1 && started > 1 {
             let library = mpi_library();
             let first = library.split([',', '\n']).next().unwrap_or_default();
             let library = first.split_whitespace().collect::<Vec<_>>().join(" ");
-            // The others end for the same reason, and must not take this process's end for a loss.
-            if let Some(watch) = &world.watch {
-                watch.has_left();
-            }
+            world.leave_to_all();
             return Err(Error::OtherMpi { started, library });
         }
         let node = node.unwrap_or_else(|| {
@@ -103,6 +106,13 @@ impl World {
         let nodes = Nodes::one(mpi.world.size() as u32, &node_name());
         World { mpi: Some(mpi), nodes, ..world }
             .with_nodes(provided == mpi::Threading::Multiple, options.carries_all)
+    }
+
+    /// This process ends for a reason that all ranks have. The others must not take its end for a loss.
+    fn leave_to_all(&self) {
+        if let Some(watch) = &self.watch {
+            watch.has_left();
+        }
     }
 
     /// Connects the ranks of several nodes. The phase names who has not been reached.
@@ -134,6 +144,7 @@ impl World {
             .collect();
         let nodes = Nodes::new(&all);
         if !threads_may_call {
+            self.leave_to_all();
             return Err(Error::ThreadLevel { nodes: nodes.count() });
         }
         let rank = self.rank();
@@ -156,7 +167,7 @@ impl World {
                 );
             }
             let begun = Proxy::begin(rank, communicator, peers, self.cores().own, watch);
-            self.proxy = Some(agreed(&self, begun)?);
+            self.proxy = Some(agreed(&self, begun).inspect_err(|_| self.leave_to_all())?);
         }
         let (ranks, on) = (counted(self.size(), "rank"), counted(nodes.count(), "node"));
         tracing::info!("{ranks} on {on}; rank {rank} is on {}", node_name());
@@ -438,6 +449,14 @@ fn cores_of_rank(node: &SimpleCommunicator) -> Cores {
     node.all_gather_into(&own[..], &mut all[..]);
     let sets: Vec<Vec<usize>> = all.chunks(own.len()).map(affinity::from_mask).collect();
     affinity::share_sets(&sets, rank)
+}
+
+/// True if this process has initialised MPI.
+fn is_initialised() -> bool {
+    let mut initialised = 0;
+    // SAFETY: this call is allowed at any time.
+    unsafe { mpi::ffi::MPI_Initialized(&mut initialised) };
+    initialised != 0
 }
 
 /// Name of this node. MPI must be initialised.

@@ -9,6 +9,7 @@ use crate::world::World;
 use kernels_cu::abi;
 use kernels_cu::signals;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// How often the host checks for signals. It sleeps in between, so that it does not take a worker's core.
@@ -17,6 +18,31 @@ const LOOK: Duration = Duration::from_millis(2);
 const SHORT: Duration = Duration::from_micros(50);
 /// The loops of other ranks end within this time after this rank's loops, which have taken part in their last iteration.
 const AFTERWARDS: Duration = Duration::from_secs(60);
+
+/// The threads of a rank's loops. They end before the rank's memory goes away, even if the host's thread panics.
+struct Loops<'a> {
+    control: &'a CpuRank,
+    handles: Vec<JoinHandle<()>>,
+}
+
+impl Loops<'_> {
+    fn join(&mut self) {
+        for handle in self.handles.drain(..) {
+            if handle.join().is_err() {
+                self.control.abort(abi::MPK_ABORT_KERNEL);
+            }
+        }
+    }
+}
+
+impl Drop for Loops<'_> {
+    fn drop(&mut self) {
+        if !self.handles.is_empty() {
+            self.control.abort(abi::MPK_ABORT_KERNEL);
+            self.join();
+        }
+    }
+}
 
 /// An `mpk_rank` that the loops share.
 #[derive(Clone, Copy)]
@@ -59,13 +85,13 @@ impl CpuRank {
         // The host's thread avoids the loops' cores if there are others. The launcher may have bound it to the first loop's core.
         let own = &self.cores.own;
         bind(own.get(workers + schedulers..).filter(|free| !free.is_empty()).unwrap_or(own));
-        let mut handles = Vec::new();
+        let mut loops = Loops { control: self, handles: Vec::new() };
         for index in 0..workers + schedulers {
             let core = self.cores.own[index % self.cores.own.len()];
             let body = move || {
                 let shared = shared;
                 bind(&[core]);
-                // SAFETY: the rank is complete and outlives the thread (joined below); each index runs once. The first batch step
+                // SAFETY: the rank is complete and outlives the thread (`Loops`); each index runs once. The first batch step
                 // may have to wait for requests, so the host's thread does not run it. Its status is in the abort word.
                 unsafe {
                     if index == 0 {
@@ -80,17 +106,15 @@ impl CpuRank {
             };
             let name = if index < workers { format!("worker {index}") } else { "scheduler".to_string() };
             match std::thread::Builder::new().name(name.clone()).spawn(body) {
-                Ok(handle) => handles.push(handle),
+                Ok(handle) => loops.handles.push(handle),
                 Err(error) => {
-                    self.abort(abi::MPK_ABORT_KERNEL);
-                    handles.into_iter().for_each(|h: std::thread::JoinHandle<()>| drop(h.join()));
                     return Err(Error::Thread { rank: world.rank(), what: name, reason: error.to_string() });
                 }
             }
         }
         let (mut lost, looked) = world.run_kernel(|| {
             let (mut lost, mut looked) = (None, Ok(()));
-            while !handles.iter().all(|h| h.is_finished()) {
+            while !loops.handles.iter().all(|h| h.is_finished()) {
                 // A lost rank ends the run, because a message to it might wait forever.
                 let stop = lost.is_some()
                     || look(self).unwrap_or_else(|error| {
@@ -110,11 +134,8 @@ impl CpuRank {
             }
             (lost, looked)
         });
-        for handle in handles {
-            if handle.join().is_err() {
-                self.abort(abi::MPK_ABORT_KERNEL);
-            }
-        }
+        loops.join();
+        drop(loops);
         if let Some(carried) = &carried {
             carried.end();
             lost = lost.or_else(|| world.run_kernel(|| self.await_other_nodes(world, carried)));

@@ -67,13 +67,14 @@ impl Watch {
             self.0.is_lost.store(true, Ordering::Relaxed);
             return;
         }
-        let first = self.0.table.get().is_none_or(|table| table.header.tells(self.0.place.rank));
+        // Only a rank that will speak takes the node's turn to do so.
+        let first = tells && self.0.table.get().is_none_or(|table| table.header.tells(self.0.place.rank));
         // The thread that ran the kernel reports this before it waits for the others again.
         let told = self.0.is_lost.load(Ordering::Relaxed);
         if told && !state.awaits() {
             return;
         }
-        if tells && first && !told {
+        if first && !told {
             self.give_up(Some(message));
         }
         if !told {

@@ -29,10 +29,7 @@ pub(crate) fn fate(of: &Seen, own_namespace: u64) -> Fate {
     }
     let text = match std::fs::read_to_string(format!("/proc/{}/stat", of.pid)) {
         Ok(text) => text,
-        // The second error occurs if it ends between the two system calls.
-        Err(error) if error.kind() == ErrorKind::NotFound || error.raw_os_error() == Some(libc::ESRCH) => {
-            return Fate::Gone;
-        }
+        Err(error) if is_gone(&error) => return Fate::Gone,
         Err(_) => return Fate::Unknown,
     };
     // The name before the state is in brackets and may contain anything.
@@ -56,13 +53,18 @@ impl Launcher {
     /// The nearest launcher among the ancestors of this process.
     pub(crate) fn find() -> Option<Launcher> {
         let (pid, name) = crate::launcher::process()?;
-        Some(Launcher { pid, name, begun: begun(pid)? })
+        match begun(pid) {
+            Begun::At(begun) => Some(Launcher { pid, name, begun }),
+            Begun::Ended | Begun::Unknown => None,
+        }
     }
 
     /// A message if it has ended.
     pub(crate) fn gone(&self) -> Option<String> {
-        if begun(self.pid).as_ref() == Some(&self.begun) {
-            return None;
+        match begun(self.pid) {
+            Begun::At(begun) if begun == self.begun => return None,
+            Begun::Unknown => return None,
+            Begun::At(_) | Begun::Ended => {}
         }
         Some(format!("the launcher's process {} ({}) on node {} has ended", self.pid, self.name, node_name()))
     }
@@ -73,14 +75,39 @@ pub(crate) fn node_name() -> String {
     std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default().trim().to_string()
 }
 
-/// When a process started, as the system counts it; `None` if it has ended.
-fn begun(pid: u32) -> Option<String> {
-    let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    let fields: Vec<&str> = text.rsplit_once(") ")?.1.split(' ').collect();
-    if matches!(*fields.first()?, "Z" | "X") {
-        return None;
+/// When a process started.
+#[derive(Debug, PartialEq, Eq)]
+enum Begun {
+    /// As the system counts it.
+    At(String),
+    /// The process has ended.
+    Ended,
+    /// Its files cannot be read, for example because this process has as many open as it may.
+    Unknown,
+}
+
+fn begun(pid: u32) -> Begun {
+    begun_in(std::fs::read_to_string(format!("/proc/{pid}/stat")))
+}
+
+/// `stat` is what reading the process's `stat` file returned.
+fn begun_in(stat: std::io::Result<String>) -> Begun {
+    let text = match stat {
+        Ok(text) => text,
+        Err(error) => return if is_gone(&error) { Begun::Ended } else { Begun::Unknown },
+    };
+    let fields = text.rsplit_once(") ").map(|(_, rest)| rest.split(' ').collect::<Vec<_>>());
+    match fields.as_deref() {
+        Some(["Z" | "X" | "x", ..]) => Begun::Ended,
+        Some(fields) => fields.get(19).map_or(Begun::Unknown, |begun| Begun::At((*begun).to_string())),
+        None => Begun::Unknown,
     }
-    fields.get(19).map(|begun| (*begun).to_string())
+}
+
+/// True if a file of a process cannot be read because the process has ended. The second error occurs if it ends between the two system
+/// calls.
+fn is_gone(error: &std::io::Error) -> bool {
+    error.kind() == ErrorKind::NotFound || error.raw_os_error() == Some(libc::ESRCH)
 }
 
 #[cfg(test)]
@@ -93,12 +120,28 @@ mod tests {
     #[test]
     fn a_launcher_counts_as_running_until_it_has_ended() {
         let mut child = Command::new("sleep").arg("60").spawn().expect("a process");
-        let launcher =
-            Launcher { pid: child.id(), name: "sleep".into(), begun: begun(child.id()).expect("it runs") };
+        let Begun::At(begun) = begun(child.id()) else { panic!("it runs") };
+        let launcher = Launcher { pid: child.id(), name: "sleep".into(), begun };
         assert_eq!(launcher.gone(), None);
         child.kill().expect("it can be killed");
         child.wait().expect("its status");
         assert!(launcher.gone().is_some_and(|text| text.contains("(sleep)")));
+    }
+
+    /// A server may run out of file descriptors. That says nothing of its launcher.
+    #[test]
+    fn a_file_that_cannot_be_read_does_not_mean_that_the_launcher_has_ended() {
+        let error = |code| Err(std::io::Error::from_raw_os_error(code));
+        for code in [libc::EMFILE, libc::ENFILE, libc::EACCES, libc::ENOMEM] {
+            assert_eq!(begun_in(error(code)), Begun::Unknown, "{code}");
+        }
+        for code in [libc::ENOENT, libc::ESRCH] {
+            assert_eq!(begun_in(error(code)), Begun::Ended, "{code}");
+        }
+        let stat = |state: &str| Ok(format!("7 (a) b) {state} {}99 0", "0 ".repeat(18)));
+        assert_eq!(begun_in(stat("S")), Begun::At("99".into()));
+        assert_eq!(begun_in(stat("Z")), Begun::Ended);
+        assert_eq!(begun_in(Ok("7 (a)".into())), Begun::Unknown);
     }
 
     #[test]
