@@ -12,6 +12,7 @@ use crate::serve::auth::ApiKey;
 use crate::serve::state::{App, Phase};
 use crate::serve::{Outcome, Server, of_engine};
 use kernels_cu::signals::Watched;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::io::ErrorKind;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -40,8 +41,16 @@ pub fn run(args: &ServeArgs, signals: Watched) -> i32 {
     }
 }
 
+/// Raises the limit of open files as far as the system allows. It is often 1024, and each connection is an open file.
+fn allow_many_connections() {
+    let limit = getrlimit(Resource::Nofile);
+    // If this fails, the server only takes fewer connections.
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
+}
+
 /// Loads the model on every rank and serves it on rank 0.
 fn load(args: &ServeArgs, signals: Watched) -> i32 {
+    allow_many_connections();
     let server = match is_first_rank().then(|| listen(args)).transpose() {
         Ok(server) => server,
         Err(error) => return failed(&error),

@@ -288,12 +288,17 @@ impl Engine {
             client.cancel_all();
         }
         let grace = self.deadline.saturating_add(STOP_GRACE);
-        let result = match self.life.wait_ended(self.client.is_some().then_some(grace)) {
-            Some(result) if self.client.is_some() => {
+        // A run of a user's graph cannot be cancelled, so its kernel is told to end at once. Other ranks wait for rank 0.
+        let limit = match &self.client {
+            Some(_) => Some(grace),
+            None => (self.info.rank == 0).then_some(Duration::ZERO),
+        };
+        let result = match self.life.wait_ended(limit) {
+            Some(result) => {
                 self.join();
                 result
             }
-            _ => {
+            None => {
                 kernels_cu::signals::stop_kernel();
                 self.wait_ended(Some(grace))
             }
