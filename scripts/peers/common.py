@@ -4,6 +4,7 @@ import argparse
 import json
 import os
 import statistics
+import sys
 import time
 
 import torch
@@ -81,9 +82,15 @@ class Ranks:
         return not late.item()
 
     def end(self):
-        """Leaves the group."""
-        if self.world > 1:
-            dist.destroy_process_group()
+        """Ends the process, when all ranks are here. On GPUs it does not leave the group: NCCL waits there without end for captured
+        graphs that still exist."""
+        if self.world == 1:
+            return
+        self.wait()
+        if self.cuda:
+            sys.stdout.flush()
+            os._exit(0)
+        dist.destroy_process_group()
 
 
 def normed(x, weight, epsilon):
