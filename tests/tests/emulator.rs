@@ -20,6 +20,8 @@ use tempfile::TempDir;
 
 #[path = "emulator/candidates.rs"]
 mod candidates;
+#[path = "emulator/few_rows.rs"]
+mod few_rows;
 #[path = "emulator/sampling.rs"]
 mod sampling;
 
@@ -90,6 +92,12 @@ impl Emulator {
 fn on_cpu(model: &ModelFile, arguments: &[&str]) -> RunJson {
     let job = Job::new(1).arg(model.path()).args(["--backend", "cpu", "--json"]).args(arguments);
     job.run_beside_others().json()
+}
+
+/// The log-probabilities of all requests, one after the other.
+fn logprobs(run: &RunJson) -> Vec<f64> {
+    let lists = run.requests.iter().flat_map(|r| r.logprobs.as_ref().expect("log-probabilities"));
+    lists.flatten().map(|&(_, logprob)| logprob).collect()
 }
 
 /// A prompt of one row, one of many (wide products, prefill attention), and tokens after them.
@@ -394,10 +402,6 @@ fn slots_of_different_lengths_share_a_decode_task() {
         .set("page_size", 16)
         .set("runtime", json!({"prefill_chunk": 12}))
         .set("generate", json!({"prompt_tokens": prompts, "max_new_tokens": 4, "ignore_eos": true}));
-    let logprobs = |run: &RunJson| -> Vec<f64> {
-        let lists = run.requests.iter().flat_map(|r| r.logprobs.as_ref().expect("log-probabilities"));
-        lists.flatten().map(|&(_, logprob)| logprob).collect()
-    };
     let cpu = on_cpu(&model, &["--logprobs", "5"]);
     let found = emulator.run(&model, &["--logprobs", "5", "--workers", "4"], &toolkit());
     assert_eq!(found.tokens(), cpu.tokens());

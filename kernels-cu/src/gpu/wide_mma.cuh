@@ -48,6 +48,18 @@ __device__ __forceinline__ uint64_t narrow_descriptor(uint32_t address) {
       : MPK_SUMS_8(0), MPK_SUMS_8(8)                                                                                          \
       : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "l"(b))
 
+#define MPK_WGMMA_8(type)                                                                                                     \
+  asm volatile(                                                                                                               \
+      "{.reg .pred p; setp.ne.b32 p,1,0; wgmma.mma_async.sync.aligned.m64n16k16.f32." type "." type                           \
+      " {%0,%1,%2,%3,%4,%5,%6,%7},{%8,%9,%10,%11},%12,p,1,1,0;}"                                                              \
+      : MPK_SUMS_8(0)                                                                                                         \
+      : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "l"(b))
+
+template <uint32_t Weight>
+__device__ __forceinline__ void wgmma(float (&sum)[8], const uint4& a, uint64_t b) {
+  if constexpr (Weight == MPK_BF16) MPK_WGMMA_8("bf16");
+  else MPK_WGMMA_8("f16");
+}
 template <uint32_t Weight>
 __device__ __forceinline__ void wgmma(float (&sum)[16], const uint4& a, uint64_t b) {
   if constexpr (Weight == MPK_BF16) MPK_WGMMA_16("bf16");
@@ -63,6 +75,7 @@ __device__ __forceinline__ void wgmma(float (&sum)[64], const uint4& a, uint64_t
   if constexpr (Weight == MPK_BF16) MPK_WGMMA_64("bf16");
   else MPK_WGMMA_64("f16");
 }
+#undef MPK_WGMMA_8
 #undef MPK_WGMMA_16
 #undef MPK_WGMMA_32
 #undef MPK_WGMMA_64

@@ -1,5 +1,5 @@
-/* A tile that has all rows of the iteration: up to 64 rows of the weight times N tokens, or three times 64 rows that share the loaded
- * tokens. Memory bandwidth for the weights limits such products. The two warpgroups share the k of a stage, and their sums are added
+/* A tile that has all rows of the iteration: up to 64 rows of the weight times N tokens, or two or three times 64 rows that share the
+ * loaded tokens. Memory bandwidth for the weights limits such products. The two warpgroups share the k of a stage, and their sums are added
  * in shared memory, 16 tokens at a time. In a gated product, 8 gates and their ups alternate (MPK_LAYOUT_PAIRED). The tokens lie in
  * column tiles of 32 (MPK_WIDE_NARROW).
  *
@@ -15,12 +15,14 @@ namespace gpu {
 
 /* Multiplies `blocks` times 16 k into `sums`. A step has 128 k: a stage with 64 rows of the weight, and a place with N tokens.
  * Warpgroup 0 takes the first 64 k, warpgroup 1 the others. So each warpgroup has a part of every sum.
- * `tall`: the tile has 192 rows of the weight. Three stages share the step's tokens, and each third of `sums` has 64 rows. Otherwise
- * the tile has 64 rows, each stage is a step, and each third has the sums of every third step; the thirds are added at the end. */
+ * `high`: with 2 or 3, the tile has as many times 64 rows of the weight. So many stages share the step's tokens, and each third of
+ * `sums` has 64 rows. With 1, the tile has 64 rows, each stage is a step, and each third has the sums of every third step; the thirds are
+ * added at the end. */
 template <uint32_t Weight, uint32_t Chains, uint32_t N>
-__device__ __forceinline__ void tall_multiply(WideSums<Chains, N>& sums, StageRing& stages, PlaceRing& places, uint32_t blocks, bool tall,
-                                             uint32_t warp, uint32_t lane, bool arrives) {
+__device__ __forceinline__ void tall_multiply(WideSums<Chains, N>& sums, StageRing& stages, PlaceRing& places, uint32_t blocks,
+                                             uint32_t high, uint32_t warp, uint32_t lane, bool arrives) {
   sums.clear();
+  const bool tall = Chains != 1 && high > 1;
   const uint32_t first = warp / 4 * 4, tile = warp % 4;
   constexpr uint32_t kSecond = N * kNarrowBytes / 16; /* from one column tile to the next, in units of a descriptor */
   uint4 a[4];
@@ -30,6 +32,7 @@ __device__ __forceinline__ void tall_multiply(WideSums<Chains, N>& sums, StageRi
 #pragma unroll
     for (uint32_t third = 0; third < Chains; ++third) {
       if (third != 0 && left == 0) break;
+      if (third > 1 && high == 2) break;
       const uint32_t here = min(left, 8u);
       stages.wait();
       const uint32_t of_stage = stages.empty_barrier();
@@ -49,7 +52,7 @@ __device__ __forceinline__ void tall_multiply(WideSums<Chains, N>& sums, StageRi
       wgmma_commit();
       if (arrives) mbarrier_arrive(of_stage);
       wgmma_wait<0>();
-      const bool last = third == Chains - 1 || !tall;
+      const bool last = third == Chains - 1 || !tall || third + 1 == high;
       if (last && arrives) mbarrier_arrive(of_place);
       if (last) left -= here;
     }
@@ -78,14 +81,15 @@ struct WideTall : TaskCode {
   static __device__ __forceinline__ int store(Context& context, const WideSums<kChains, N>& sums, uint32_t tokens);
   static __device__ __forceinline__ void store_four(const Context& context, uint32_t token, uint32_t column, const float4& sum);
   static __device__ __forceinline__ void store_gated_pair(const Context& context, uint32_t token, uint32_t column, const float2& gate, const float2& up);
-  static __device__ __forceinline__ bool is_tall(const TaskSlot& slot) { return kChains != 1 && wide::params_of(slot).high > 64; }
+  /* How many times 64 rows of the weight a tile has, at most. */
+  static __device__ __forceinline__ uint32_t high_of(const TaskSlot& slot) { return (wide::params_of(slot).high + 63) / 64; }
 };
 
 template <uint32_t Weight, uint32_t N>
 __device__ inline bool WideTall<Weight, N>::load(Loader& loader) {
   const TaskSlot& slot = *loader.slot;
   const wide::Blocks blocks(slot);
-  const uint32_t steps = (blocks.count + 7) / 8, high = is_tall(slot) ? kChains : 1;
+  const uint32_t steps = (blocks.count + 7) / 8, high = high_of(slot);
   if (loader.prefetches()) {
     loader.skip(steps * high);
     return true;
@@ -117,7 +121,7 @@ __device__ inline int WideTall<Weight, N>::run(Context& context) {
   StageRing stages(stage);
   PlaceRing places(place);
   WideSums<kChains, N> sums;
-  tall_multiply<Weight>(sums, stages, places, blocks, is_tall(*context.slot), context.warp, context.lane, kEveryLaneArrives || context.lane == 0);
+  tall_multiply<Weight>(sums, stages, places, blocks, high_of(*context.slot), context.warp, context.lane, kEveryLaneArrives || context.lane == 0);
   if (context.thread == 0) {
     poke(shared.next_stage, {stages.index, stages.parity});
     poke(shared.next_place, {places.index, places.parity});
@@ -127,7 +131,8 @@ __device__ inline int WideTall<Weight, N>::run(Context& context) {
 
 template <uint32_t Weight, uint32_t N>
 __device__ __forceinline__ int WideTall<Weight, N>::store(Context& context, const WideSums<kChains, N>& sums, uint32_t tokens) {
-  const bool tall = is_tall(*context.slot), gated = wide::params_of(*context.slot).gated != 0;
+  const bool gated = wide::params_of(*context.slot).gated != 0;
+  const uint32_t high = high_of(*context.slot);
   const uint32_t lane = context.lane, area = shared_address(work_area()) + kPlaces * kPlaceBytes;
   const uint32_t first = wide::first_place(context, gated), second = wide::second_place(context, gated);
   /* For each warpgroup [16 tokens][64 rows]. The order of the rows avoids bank conflicts for writes and reads. */
@@ -135,7 +140,7 @@ __device__ __forceinline__ int WideTall<Weight, N>::store(Context& context, cons
 #pragma unroll
   for (uint32_t number = 0; number < kChains * (N / 16); ++number) {
     const uint32_t third = number / (N / 16), chunk = number % (N / 16);
-    if (third != 0 && !tall) break;
+    if (third >= high) break;
     if (chunk * 16 >= tokens) continue;
     if (number != 0) {
       if (const int code = context.sync(); code != MPK_OK) return code;

@@ -7,11 +7,12 @@ use crate::abi;
 use crate::tasks::contract;
 use crate::tasks::linear_knobs::{
     BROAD_ROWS, LEAST_CUT_ROWS, LEAST_HALVED, LEAST_PARTIAL_ROWS, LEAST_QUARTERED, LEAST_ROUNDED, LEAST_ROWS,
-    LEAST_STACKED, LEAST_TALL_ROWS, MOST_QUARTERED_ROWS, SHARED_BROAD_ROWS, SHARED_TALL_ROWS, TALL_ROWS,
+    LEAST_STACKED, LEAST_TALL_ROWS, LEAST_TALL_WIDTH, MOST_QUARTERED_ROWS, SHARED_BROAD_ROWS,
+    SHARED_TALL_ROWS, TALL_GATED_128, TALL_ROWS,
 };
 use crate::tasks::source::Source;
 use crate::tasks::wide_tile::{
-    Cut, FEW, MOST_BROAD_ROWS, TALL_WIDTHS, choose, cut, fastest_parts, halved_tall,
+    Cut, FEW, MOST_BROAD_ROWS, MOST_TALL_ROWS, TallTiles, choose, cut, fastest_parts,
 };
 use serde_json::json;
 use taskgraph::op_graph::Attrs;
@@ -41,13 +42,21 @@ pub fn is_narrow(ty: &TensorType) -> bool {
 /// Whether a tile of a product of `rows` rows has all rows.
 fn is_tall(rows: u64, world: u32, target: &Target) -> bool {
     let most = target.tuned(if world == 1 { &TALL_ROWS } else { &SHARED_TALL_ROWS });
-    rows <= most && rows <= u64::from(TALL_WIDTHS[TALL_WIDTHS.len() - 1])
+    rows <= most && rows <= u64::from(MOST_TALL_ROWS)
+}
+
+/// The tiles that have all rows, on this target.
+pub fn tall_tiles(target: &Target) -> TallTiles {
+    TallTiles {
+        least_width: target.tuned(&LEAST_TALL_WIDTH) as u32,
+        gated_128: target.tuned(&TALL_GATED_128) != 0,
+    }
 }
 
 /// Whether a tile has all rows, and more than a tall one can have.
 fn is_broad(rows: u64, world: u32, target: &Target) -> bool {
     let most = target.tuned(if world == 1 { &BROAD_ROWS } else { &SHARED_BROAD_ROWS });
-    rows > u64::from(TALL_WIDTHS[TALL_WIDTHS.len() - 1]) && rows <= most.min(u64::from(MOST_BROAD_ROWS))
+    rows > u64::from(MOST_TALL_ROWS) && rows <= most.min(u64::from(MOST_BROAD_ROWS))
 }
 
 /// Whether a tile has all rows of x. Then the column tiles of x are narrow.
@@ -253,7 +262,7 @@ fn is_halved(product: &Product, op: &LocalOp<'_>, target: &Target, stacked: bool
     let (out, weight) = (&op.outputs[0], &op.inputs[product.weight]);
     let ([rows, columns], [_, k]) = (&out.dims[..], &weight.dims[..]) else { return false };
     let tile = match is_tall(*rows, op.world, target) {
-        true => halved_tall(*rows as u32),
+        true => tall_tiles(target).halved(*rows as u32),
         false => choose(*rows as u32, *columns as u32, product.gated, target.workers),
     };
     !product.gated

@@ -62,28 +62,44 @@ pub fn choose(rows: u32, columns: u32, gated: bool, workers: u32) -> Tile {
 }
 
 /// The rows of x in tiles that have all rows (`gpu/wide_tall.cuh`).
-pub const TALL_WIDTHS: [u32; 2] = [32, 64];
+const TALL_WIDTHS: [u32; 3] = [16, 32, 64];
+/// The most rows of x in such a tile.
+pub const MOST_TALL_ROWS: u32 = TALL_WIDTHS[TALL_WIDTHS.len() - 1];
 
-fn tall(high: u32, rows: u32) -> Tile {
-    let width =
-        TALL_WIDTHS.into_iter().find(|width| rows <= *width).unwrap_or(TALL_WIDTHS[TALL_WIDTHS.len() - 1]);
-    Tile { high, tokens: 1, width, clocks: 0 }
+/// Which tiles with all rows there are.
+#[derive(Clone, Copy, Debug)]
+pub struct TallTiles {
+    /// The fewest rows of x in a tile.
+    pub least_width: u32,
+    /// In gated products, tiles may have 128 rows of the weight.
+    pub gated_128: bool,
 }
 
-/// The tile of a product if a tile has all rows and two tasks share its k.
-pub fn halved_tall(rows: u32) -> Tile {
-    tall(64, rows)
-}
+impl TallTiles {
+    fn tile(self, high: u32, rows: u32) -> Tile {
+        let width = TALL_WIDTHS.into_iter().find(|&width| rows <= width && width >= self.least_width);
+        Tile { high, tokens: 1, width: width.unwrap_or(MOST_TALL_ROWS), clocks: 0 }
+    }
 
-/// The tile with all rows with which `workers` finish first. A multiprocessor loads a fixed number of bytes per microsecond, of weights and
-/// rows together.
-pub fn choose_tall(rows: u32, columns: u32, gated: bool, workers: u32) -> Tile {
-    let time = |tile: &Tile| {
-        columns.div_ceil(tile.output_columns(gated)).div_ceil(workers.max(1)) * (tile.high + tile.width)
-    };
-    // Among equally fast tiles the first is taken. In a gated product a tile has whole column tiles of the layout.
-    let highs: &[u32] = if gated { &[64, 192] } else { &[64, 192, 48, 32] };
-    highs.iter().map(|&high| tall(high, rows)).min_by_key(time).unwrap_or(tall(64, rows))
+    /// The tile if two tasks share its k.
+    pub fn halved(self, rows: u32) -> Tile {
+        self.tile(64, rows)
+    }
+
+    /// The tile with which `workers` finish first. A multiprocessor loads a fixed number of bytes per microsecond, of weights and
+    /// rows together.
+    pub fn choose(self, rows: u32, columns: u32, gated: bool, workers: u32) -> Tile {
+        let time = |tile: &Tile| {
+            columns.div_ceil(tile.output_columns(gated)).div_ceil(workers.max(1)) * (tile.high + tile.width)
+        };
+        // Among equally fast tiles the first is taken. In a gated product a tile has whole column tiles of the layout.
+        let highs: &[u32] = match gated {
+            true if self.gated_128 => &[64, 192, 128],
+            true => &[64, 192],
+            false => &[64, 192, 48, 32],
+        };
+        highs.iter().map(|&high| self.tile(high, rows)).min_by_key(time).unwrap_or(self.tile(64, rows))
+    }
 }
 
 /// The most rows of x in a broad tile, which has all rows (`gpu/wide_broad.cuh`).
@@ -195,10 +211,17 @@ mod tests {
         assert_eq!(shape(choose(2048, 12288, true, 132)), (128, 2, 128));
         assert_eq!(shape(choose(33, 4096, false, 132)), (64, 1, 64));
         assert_eq!(shape(choose(16, 12288, true, 132)), (64, 1, 32));
-        assert_eq!(shape(choose_tall(33, 4096, false, 132)), (32, 1, 64));
-        assert_eq!(shape(choose_tall(32, 6144, false, 132)), (48, 1, 32));
-        assert_eq!(shape(choose_tall(16, 12288, true, 132)), (192, 1, 32));
-        assert_eq!(shape(choose_tall(16, 12288, true, 400)), (64, 1, 32));
+        let tall = TallTiles { least_width: 32, gated_128: false };
+        assert_eq!(shape(tall.choose(33, 4096, false, 132)), (32, 1, 64));
+        assert_eq!(shape(tall.choose(32, 6144, false, 132)), (48, 1, 32));
+        assert_eq!(shape(tall.choose(16, 12288, true, 132)), (192, 1, 32));
+        assert_eq!(shape(tall.choose(16, 12288, true, 400)), (64, 1, 32));
+        let tall = TallTiles { least_width: 16, gated_128: true };
+        assert_eq!(shape(tall.choose(16, 4096, false, 132)), (32, 1, 16));
+        assert_eq!(shape(tall.halved(17)), (64, 1, 32));
+        // Half of the gates and ups of 8B are one wave of these tiles.
+        assert_eq!(shape(tall.choose(16, 6144, true, 132)), (128, 1, 16));
+        assert_eq!(shape(tall.choose(64, 12288, true, 132)), (192, 1, 64));
     }
 
     #[test]

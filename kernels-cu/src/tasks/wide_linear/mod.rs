@@ -18,11 +18,9 @@ use crate::registry::{GpuSite, Registration};
 use crate::tasks::contract;
 use crate::tasks::linear_family::{gpu_layout, rows_of};
 use crate::tasks::operand::gpu_float;
-use crate::tasks::wide::{is_narrow, is_wide, matrix, narrow_dims, wide_dims};
+use crate::tasks::wide::{is_narrow, is_wide, matrix, narrow_dims, tall_tiles, wide_dims};
 use crate::tasks::wide_order::in_order;
-use crate::tasks::wide_tile::{
-    CUT, MOST_BROAD_ROWS, TALL_WIDTHS, Tile, choose_broad, choose_tall, halved_tall, parted,
-};
+use crate::tasks::wide_tile::{CUT, MOST_BROAD_ROWS, MOST_TALL_ROWS, Tile, choose_broad, parted};
 use std::sync::Arc;
 use taskgraph::task_type::{Access, LocalOp, OpError, OpView, Partition, ShardRule, TaskSpec, TensorType};
 use taskgraph::{Region, Target, TaskType};
@@ -124,11 +122,9 @@ impl TaskType for WideLinear {
         let parts = contract::attr_u32(op.global.attrs, "parts")?.unwrap_or(1);
         let first_cut = contract::attr_u32(op.global.attrs, "first_row")?.unwrap_or(0);
         let tile = match narrow {
-            true if rows > TALL_WIDTHS[TALL_WIDTHS.len() - 1] => {
-                choose_broad(columns, gated, parts, target.workers)
-            }
-            true if parts > 1 => halved_tall(rows),
-            true => choose_tall(rows, columns, gated, target.workers),
+            true if rows > MOST_TALL_ROWS => choose_broad(columns, gated, parts, target.workers),
+            true if parts > 1 => tall_tiles(target).halved(rows),
+            true => tall_tiles(target).choose(rows, columns, gated, target.workers),
             false if first_cut > 0 => CUT,
             false => parted(rows, columns, gated, parts, target.workers),
         };

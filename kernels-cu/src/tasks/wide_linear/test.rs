@@ -2,7 +2,7 @@
 
 use crate::layout::wide_index;
 use crate::registry::registry;
-use crate::tasks::linear_knobs::{LEAST_ROWS, LEAST_TALL_ROWS, MOST_PARTED_ROWS, TALL_ROWS};
+use crate::tasks::linear_knobs::{LEAST_TALL_ROWS, MOST_PARTED_ROWS, TALL_ROWS};
 use crate::tasks::wide::{narrow_dims, wide_dims};
 use crate::tasks::wide_tile::choose;
 use crate::testing::{
@@ -98,8 +98,7 @@ fn graphs_of_many_rows_have_wide_products_and_pass_the_verifier() {
                         if let Err(violations) = verify(&graphs) {
                             panic!("{what}: {}", violations[0]);
                         }
-                        let least = if world == 1 { &LEAST_TALL_ROWS } else { &LEAST_ROWS };
-                        let wanted = u64::from(rows) >= least.default;
+                        let wanted = u64::from(rows) >= LEAST_TALL_ROWS.default;
                         for graph in &graphs {
                             assert_eq!(count(graph, "wide_linear") > 0, wanted, "{what}");
                             assert_eq!(count(graph, "wide_rows") > 0, wanted, "{what}");

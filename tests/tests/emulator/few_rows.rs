@@ -1,0 +1,43 @@
+//! Wide products of a batch of few rows, on several ranks.
+
+use super::{Emulator, logprobs, toolkit};
+use mpk_tests::{Job, ModelFile};
+use serde_json::json;
+
+/// Tiles of 16 rows of x, gated ones with 128 rows of the weight, and partial sums that are copied to the other rank. Twelve requests
+/// of different lengths decode together.
+#[test]
+fn two_ranks_have_the_cpus_log_probabilities() {
+    let Some(emulator) = Emulator::new() else { return };
+    let config = json!({
+        "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_size": 192, "intermediate_size": 512,
+        "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64,
+        "vocab_size": 320, "max_position_embeddings": 64, "rms_norm_eps": 1e-6, "rope_theta": 10000.0,
+        "tie_word_embeddings": true, "hidden_act": "silu", "attention_bias": false, "dtype": "bfloat16",
+    });
+    let prompts: Vec<Vec<usize>> =
+        (1..13).map(|length| (0..length).map(|i| 1 + (length + i * 37) % 300).collect()).collect();
+    let model = ModelFile::random(config, 1)
+        .set("max_batch", prompts.len())
+        .set("page_size", 16)
+        .set("runtime", json!({"prefill_chunk": 12}))
+        .set("generate", json!({"prompt_tokens": prompts, "max_new_tokens": 4, "ignore_eos": true}));
+    let asked = ["--logprobs", "5"];
+    let cpu =
+        Job::new(2).arg(model.path()).args(["--backend", "cpu", "--json"]).args(asked).run_beside_others();
+    let cpu = cpu.json();
+    let tuned = [
+        "linear.gating_workers=1",
+        "wide.least_tall_width=16",
+        "wide.tall_gated_128=1",
+        "wide.least_partial_rows=9",
+    ];
+    let tuned: Vec<&str> = tuned.into_iter().flat_map(|knob| ["--tune", knob]).collect();
+    let options = [&asked[..], &["--workers", "4", "--transport", "host"], &tuned].concat();
+    let found = emulator.run_as(Job::new(2), &model, &options, &toolkit());
+    assert_eq!(found.tokens(), cpu.tokens());
+    let (found, cpu) = (logprobs(&found), logprobs(&cpu));
+    let most = found.iter().zip(&cpu).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+    println!("log-probabilities differ by {most:.5} at most");
+    assert!(most < 0.01 && cpu.len() == prompts.len() * 4 * 5, "{most}\n{found:?}\n{cpu:?}");
+}
