@@ -61,7 +61,7 @@ pub struct RuntimeArgs {
     /// End the run with an error if a wait sees no progress for this long.
     #[arg(long, value_name = "SECONDS", default_value_t = 30.0, allow_negative_numbers = true, help_heading = MACHINE)]
     pub deadline: f64,
-    /// Whether to use the values that `mpk-bench tune` found for this machine and model.
+    /// Whether to use the values that `mpk-bench tune` found for this machine and model, or those that come with the program.
     #[arg(long, value_enum, value_name = "AUTO|OFF", default_value_t = TuningTable::Auto, help_heading = MACHINE)]
     pub tuning: TuningTable,
     /// Set one tuning value; `mpk-bench tune --list` prints the names. May be given several times.

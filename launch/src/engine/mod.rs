@@ -15,6 +15,8 @@ pub mod handle;
 pub mod launch;
 mod life;
 pub mod loaded;
+mod measured;
+pub mod place;
 pub mod proofs;
 pub mod request;
 pub mod run;

@@ -1,4 +1,5 @@
-//! Tuning values that `mpk-bench tune` measured for a model's shape on a machine. They are saved next to the compiled kernels.
+//! Tuning values that `mpk-bench tune` measured for a model's shape on a machine. They are saved next to the compiled kernels. Without
+//! them, the values that come with the program apply (`measured.rs`).
 //! This module also decides which values a run uses.
 //!
 //! The file's name contains the device, the shape, the number of ranks and the program's version, so a run finds only values that
@@ -8,18 +9,16 @@
 use crate::engine::agreement::together;
 use crate::engine::config::RunConfig;
 use crate::engine::error::Error;
+use crate::engine::measured;
+pub use crate::engine::place::Place;
 use crate::model::app_error::AppError;
-use crate::model::hf_config::ModelConfig;
 use crate::model::model_json::{ModelJson, Placement};
 use distributed::World;
 use kernels_cu::gpu::{self, Cache, PrivateFolder};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use std::hash::{Hash, Hasher};
 use std::path::PathBuf;
-use taskgraph::words::counted;
 use taskgraph::{Backend, Knob, Target, Tuning};
-use xxhash_rust::xxh3::Xxh3;
 
 const SCHEMA: &str = "mpk-tuning/1";
 
@@ -40,52 +39,6 @@ pub fn knobs(backend: Backend) -> Vec<&'static Knob> {
     }
     knobs.sort_by_key(|knob| knob.name);
     knobs
-}
-
-/// The machine and model that tuning values are valid for.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Place {
-    /// The device's name in the hardware table, or the CPU with its number of workers.
-    pub device: String,
-    /// The properties of the model that decide the sizes of its tasks.
-    pub shape: String,
-    /// Number of ranks.
-    pub ranks: u32,
-}
-
-impl Place {
-    /// The place of a model on `ranks` ranks. `gpu` is the name of a row of the hardware table.
-    pub fn new(config: &ModelConfig, gpu: Option<&str>, workers: u32, ranks: u32) -> Place {
-        let device = match gpu {
-            Some(name) => name.to_string(),
-            None => format!("{}, {}", cpu_name(), counted(workers, "worker")),
-        };
-        let shape = format!(
-            "{} layers, hidden {}, intermediate {}, {} + {} heads of {}, vocabulary {}, {:?}",
-            config.num_layers,
-            config.hidden_size,
-            config.intermediate_size,
-            config.num_heads,
-            config.num_kv_heads,
-            config.head_dim,
-            config.vocab_size,
-            config.dtype
-        );
-        Place { device, shape, ranks }
-    }
-
-    fn file_name(&self) -> String {
-        let mut hash = Xxh3::new();
-        (&self.device, &self.shape, self.ranks, env!("CARGO_PKG_VERSION")).hash(&mut hash);
-        format!("{:016x}.json", hash.finish())
-    }
-}
-
-/// The processor's name according to the operating system.
-fn cpu_name() -> String {
-    let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let line = info.lines().find(|line| line.starts_with("model name"));
-    line.and_then(|line| line.split(": ").nth(1)).unwrap_or("cpu").trim().to_string()
 }
 
 /// A tuning table as it is stored.
@@ -177,8 +130,8 @@ impl Tables {
     }
 }
 
-/// The values in force, found without any other rank: those of the table if it is wanted and exists, overridden by those that were
-/// given.
+/// The values in force, found without any other rank: those of the table if one was measured here, otherwise those that come with the
+/// program ([`measured`]), overridden by those that were given.
 ///
 /// # Errors
 /// A knob does not allow its value, or the table is broken.
@@ -187,9 +140,7 @@ pub fn resolve(config: &RunConfig, place: &Place, backend: Backend) -> Result<Tu
     if config.use_tuning_table {
         // Without a folder there is no table. The compiler reports what is wrong with the folder.
         let table = Tables::from_environment().map_or(Ok(None), |tables| tables.find(place))?;
-        if let Some(table) = table {
-            tuning = table.values;
-        }
+        tuning = table.map(|table| table.values).or_else(|| measured::values(place)).unwrap_or_default();
     }
     tuning.extend(&config.tuning);
     check(&tuning, backend)?;
