@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -134,12 +135,34 @@ def stream_rate(setting):
     return max((row["bytes_per_second"] for row in rows), default=None)
 
 
+def compile_ahead(setting):
+    """Compiles the kernels of all decode and prefill cases side by side. If one cannot be compiled, its case fails later and says why."""
+    program = setting.bench.parent / "mpk-run"
+    if not os.access(program, os.X_OK):
+        return
+    model = setting.model
+    if not Path(model).exists() and "/" not in model:
+        model = setting.work / "model.json"
+        model.write_text(run([setting.bench, "model", setting.model], 60).stdout)
+    tokens = [(batch, context + setting.steps + 1) for batch in setting.batches for context in setting.contexts]
+    tokens += [(batch, prompt + 2) for batch, prompt in setting.prompts]
+    cases = [(ranks, *sizes) for ranks in setting.ranks for sizes in tokens]
+
+    def compiled(case):
+        ranks, batch, length = case
+        run([program, model, "--compile-only", "--greedy", "--ranks", ranks, "--max-batch", batch, "--max-seq-len", length], setting.limit)
+
+    with ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // 2)) as pool:
+        list(pool.map(compiled, cases))
+
+
 def measure(setting):
     """All rows: {"decode": [...], "prefill": [...], "allreduce": [...]} of ours and of the peers, as they printed them."""
     config = config_file(setting)
     found = {"ours": [], "peers": []}
     if setting.cuda:
         setting.read_rate = stream_rate(setting)
+        compile_ahead(setting)
     rate = ["--read-rate", setting.read_rate] if setting.read_rate else []
     lists = {name: ",".join(map(str, values)) for name, values in
              (("batch", setting.batches), ("context", setting.contexts), ("bytes", setting.sizes))}
