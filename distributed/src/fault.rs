@@ -15,6 +15,8 @@ pub enum FaultKind {
     Panic,
     /// It does nothing for this many milliseconds, as if its own work took so long.
     Pause(u64),
+    /// From then on, it cannot launch its kernel.
+    Fail,
 }
 
 /// A fault of one rank.
@@ -29,7 +31,8 @@ pub struct Fault {
 }
 
 impl Fault {
-    /// Reads RANK:STEP:KIND, where KIND is `stop`, `kill`, `exit`, `exit=STATUS`, `panic` or `pause=MILLISECONDS`.
+    /// Reads RANK:STEP:KIND, where KIND is `stop`, `kill`, `exit`, `exit=STATUS`, `panic`, `pause=MILLISECONDS` or
+    /// `fail`.
     pub fn parse(text: &str) -> Option<Fault> {
         let mut fields = text.splitn(3, ':');
         let rank = fields.next()?.parse().ok()?;
@@ -39,6 +42,7 @@ impl Fault {
             "kill" => FaultKind::Kill,
             "exit" => FaultKind::Exit(0),
             "panic" => FaultKind::Panic,
+            "fail" => FaultKind::Fail,
             other => match other.split_once('=')? {
                 ("exit", status) => FaultKind::Exit(status.parse().ok()?),
                 ("pause", milliseconds) => FaultKind::Pause(milliseconds.parse().ok()?),
@@ -61,7 +65,13 @@ impl Fault {
             FaultKind::Exit(status) => std::process::exit(status),
             FaultKind::Panic => panic!("--debug-fault"),
             FaultKind::Pause(milliseconds) => std::thread::sleep(Duration::from_millis(milliseconds)),
+            FaultKind::Fail => {}
         }
+    }
+
+    /// True if `rank`, whose last step was `step`, cannot launch its kernel.
+    pub(crate) fn fails_to_launch(self, rank: u32, step: u64) -> bool {
+        self.kind == FaultKind::Fail && self.rank == rank && self.step <= step
     }
 }
 
@@ -76,8 +86,18 @@ mod tests {
         assert_eq!(Fault::parse("1:12:exit"), fault(FaultKind::Exit(0)));
         assert_eq!(Fault::parse("1:12:exit=3"), fault(FaultKind::Exit(3)));
         assert_eq!(Fault::parse("1:12:pause=300"), fault(FaultKind::Pause(300)));
+        assert_eq!(Fault::parse("1:12:fail"), fault(FaultKind::Fail));
         for text in ["", "1", "1:2", "1:2:burn", "x:2:stop", "1:2:exit=x", "1:2:pause", "1:2:stop=1"] {
             assert_eq!(Fault::parse(text), None, "{text}");
         }
+    }
+
+    #[test]
+    fn a_failing_rank_cannot_launch_from_its_step_on() {
+        let fault = Fault { rank: 1, step: 12, kind: FaultKind::Fail };
+        let fails =
+            [(1, 11), (1, 12), (1, 13), (0, 12)].map(|(rank, step)| fault.fails_to_launch(rank, step));
+        assert_eq!(fails, [false, true, true, false]);
+        assert!(!Fault { kind: FaultKind::Kill, ..fault }.fails_to_launch(1, 12));
     }
 }

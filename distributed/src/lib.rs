@@ -1,6 +1,7 @@
 //! The ranks of a job and their execution: MPI world, symmetric heap, launch, watchdog and abort.
 
 pub mod affinity;
+mod agreement;
 mod arrays;
 mod batch_memory;
 mod bell;
@@ -25,6 +26,7 @@ mod messages;
 mod mpi_errors;
 mod mpi_files;
 mod mpi_help;
+mod mpi_process;
 pub mod nodes;
 pub mod online;
 mod outputs;
@@ -33,6 +35,7 @@ pub mod probe;
 mod queues;
 pub mod rank;
 mod report;
+mod stop;
 mod tensors;
 pub mod trace;
 pub mod urgency;
@@ -47,5 +50,6 @@ pub use error::{Error, Result};
 pub use fault::{Fault, FaultKind};
 pub use latency::{Latency, latency};
 pub use rank::Rank;
+pub use stop::Stop;
 pub use watch::WatchOptions;
 pub use world::World;

@@ -3,12 +3,14 @@
 use crate::affinity::{self, Cores};
 use crate::contact;
 use crate::error::{Error, Result};
-use crate::launcher::{Place, is_started_by_srun, launched_by_mpi, tasks_without_mpi};
+use crate::launcher::{Place, launched_by_mpi, tasks_without_mpi};
 use crate::meeting::{Meeting, numbers};
 use crate::messages::{Messages, pack, unpack};
 use crate::mpi_errors::watch_errors;
 use crate::mpi_help;
+use crate::mpi_process::{cores_of_rank, is_initialised, node_name};
 use crate::nodes::{Nodes, Proxy};
+use crate::stop::Stop;
 use crate::watch::{Watch, WatchOptions};
 use kernels_cu::signals;
 use mpi::environment::Universe;
@@ -36,6 +38,8 @@ pub struct World {
     nodes: Nodes,
     /// The proxy between this rank and those of other nodes.
     proxy: Option<Proxy>,
+    /// Tells the kernels of this world to end.
+    stop: Stop,
 }
 
 struct Mpi {
@@ -178,7 +182,18 @@ impl World {
     /// A world of one rank, without MPI.
     pub fn single() -> World {
         let nodes = Nodes::one(1, "localhost");
-        World { tell: |_| {}, mpi: None, watch: None, nodes, proxy: None }
+        World { tell: |_| {}, mpi: None, watch: None, nodes, proxy: None, stop: Stop::default() }
+    }
+
+    /// From now on, `stop` ends the kernels of this world.
+    pub fn stopped_by(mut self, stop: Stop) -> World {
+        self.stop = stop;
+        self
+    }
+
+    /// True if a signal, or this world's [`Stop`], has told the kernel to end.
+    pub(crate) fn is_stopping(&self) -> bool {
+        signals::is_stopping() || self.stop.is_asked()
     }
 
     /// Tells the user why the job ends, through [`WatchOptions::tell`].
@@ -261,6 +276,14 @@ impl World {
         call()
     }
 
+    /// For tests: an error if a fault keeps this rank from launching its kernel.
+    pub(crate) fn launch_fault(&self) -> Result<()> {
+        match self.watch.as_ref().is_some_and(Watch::fails_to_launch) {
+            true => Err(Error::Aborted("this rank cannot launch its kernel (RunConfig::fault)".into())),
+            false => Ok(()),
+        }
+    }
+
     /// Runs the kernel. Meanwhile the kernel's own deadline applies.
     pub(crate) fn run_kernel<T>(&self, run: impl FnOnce() -> T) -> T {
         let _running = self.watch.as_ref().map(Watch::run_kernel);
@@ -324,10 +347,13 @@ impl World {
 
     /// Waits until every rank has arrived, at most `limit`. After that the job ends.
     pub fn barrier_within(&self, limit: Duration) {
-        // A launcher that ends the job's ranks gives them one second.
+        self.exchange_within(Vec::new(), Some(self.hurried(limit)));
+    }
+
+    /// The limit of a wait for the other ranks. It is less if a launcher ends the job's ranks: it gives them one second.
+    pub(crate) fn hurried(&self, limit: Duration) -> Duration {
         let hurry = self.nodes.count() > 1 && signals::is_stopping();
-        let limit = if hurry { limit.min(HURRY) } else { limit };
-        self.exchange_within(Vec::new(), Some(limit));
+        if hurry { limit.min(HURRY) } else { limit }
     }
 
     /// Returns every rank's bytes on every rank, in rank order. Rank 0 collects and distributes them, with the help of each other node's
@@ -336,7 +362,8 @@ impl World {
         self.exchange_within(bytes, None)
     }
 
-    fn exchange_within(&self, bytes: Vec<u8>, limit: Option<Duration>) -> Vec<Vec<u8>> {
+    /// Like [`World::exchange`]. If the ranks have not all arrived within `limit`, the job ends.
+    pub(crate) fn exchange_within(&self, bytes: Vec<u8>, limit: Option<Duration>) -> Vec<Vec<u8>> {
         let Some(meeting) = self.meet(limit) else { return vec![bytes] };
         let all = meeting.collect(bytes);
         unpack(&meeting.spread(if self.rank() == 0 { pack(&all) } else { Vec::new() }))
@@ -389,13 +416,6 @@ impl World {
         }
     }
 
-    /// Agrees on the outcome of a step. `status` is 0 if the step succeeded on this rank. Returns, on every rank, the first rank whose
-    /// status is not 0 and that status.
-    pub fn agree(&self, status: i32) -> Option<(u32, i32)> {
-        let statuses = self.all_gather(status as u32 as u64);
-        statuses.iter().position(|&s| s != 0).map(|rank| (rank as u32, statuses[rank] as u32 as i32))
-    }
-
     /// Calls `with` with a pointer to the communicator of all ranks (null without MPI), an `MPI_Comm`.
     pub(crate) fn with_communicator<T>(&self, with: impl FnOnce(*mut std::ffi::c_void) -> T) -> T {
         match &self.mpi {
@@ -437,33 +457,6 @@ impl World {
     }
 }
 
-/// Collective: the cores of this rank of the node. mpirun's binding is ignored. srun's is not: it may leave cores to other jobs.
-fn cores_of_rank(node: &SimpleCommunicator) -> Cores {
-    let allowed = affinity::allowed_cores();
-    let (rank, size) = (node.rank() as usize, node.size() as usize);
-    if !is_started_by_srun() {
-        return affinity::share(&allowed, rank, size);
-    }
-    let own = affinity::to_mask(&allowed);
-    let mut all = vec![0; own.len() * size];
-    node.all_gather_into(&own[..], &mut all[..]);
-    let sets: Vec<Vec<usize>> = all.chunks(own.len()).map(affinity::from_mask).collect();
-    affinity::share_sets(&sets, rank)
-}
-
-/// True if this process has initialised MPI.
-fn is_initialised() -> bool {
-    let mut initialised = 0;
-    // SAFETY: this call is allowed at any time.
-    unsafe { mpi::ffi::MPI_Initialized(&mut initialised) };
-    initialised != 0
-}
-
-/// Name of this node. MPI must be initialised.
-fn node_name() -> String {
-    mpi::environment::processor_name().unwrap_or_else(|_| "localhost".to_string())
-}
-
 /// A panic would leave the other ranks waiting, so it is printed and then ends the job.
 fn end_the_job_on_panic(watch: Watch) {
     let print = std::panic::take_hook();
@@ -481,15 +474,9 @@ pub fn mpi_library() -> String {
 /// Collective: returns the value if every rank's step succeeded. Otherwise every rank gets the first error, so that no rank continues to a
 /// collective call that another rank will not make.
 pub(crate) fn agreed<T>(world: &World, result: Result<T>) -> Result<T> {
-    if world.size() == 1 {
-        return result;
-    }
-    let status = result.as_ref().err().map_or(0, Error::exit_status);
-    let Some((rank, status)) = world.agree(status) else { return result };
-    let own = result.as_ref().err().map(|e| e.whole().into_bytes()).unwrap_or_default();
-    let message = world.broadcast(rank, own);
-    match result {
-        Err(error) if rank == world.rank() => Err(error),
-        _ => Err(Error::AtRank { rank, status, message: String::from_utf8_lossy(&message).into_owned() }),
+    match (world.first_failed(None, result.as_ref().err()), result) {
+        (None, result) => result,
+        (Some((rank, _)), Err(error)) if rank == world.rank() => Err(error),
+        (Some((_, error)), _) => Err(error),
     }
 }

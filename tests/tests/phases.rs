@@ -131,6 +131,22 @@ fn a_rank_that_ends_alone_ends_the_job() {
     }
 }
 
+/// A rank that fails just before it starts its kernel, while the others are about to start theirs. All ranks learn of it where they meet.
+#[test]
+fn a_rank_that_cannot_launch_ends_the_job_with_its_error() {
+    let model = ModelFile::of_fixture("tiny");
+    for victim in [0, 1] {
+        let fault = format!("{victim}:2:fail");
+        let finished =
+            patient(&model, 2).args(["--debug-fault", &fault]).timeout(Duration::from_secs(40)).run();
+        // They are not out of step, and none waits for another one.
+        for words in ["out of step", "did not", "is lost", "run aborted"] {
+            assert!(!finished.stderr.contains(words), "{words:?}: {}", finished.stderr);
+        }
+        ended(finished, 4, &["this rank cannot launch its kernel"]);
+    }
+}
+
 /// A killed rank counts as lost; the run was not interrupted.
 #[test]
 fn a_killed_rank_is_reported_as_lost() {

@@ -57,16 +57,18 @@ impl CpuRank {
         let _noted = signals::note();
         let look = |_: &Self| {
             std::thread::sleep(LOOK);
-            Ok(signals::is_stopping())
+            Ok(world.is_stopping())
         };
-        self.launch(world, look)
+        self.launch(world, |ready| world.begin_launch(ready), look)
     }
 
-    /// Collective: like [`CpuRank::run`]. `look` is called repeatedly, waits a little, and says whether to abort the run. An
-    /// error of `look` aborts the run too.
+    /// Collective: like [`CpuRank::run`]. `begin` is the meeting of all ranks before the launch ([`World::begin_launch`]). It gets
+    /// whether this rank can launch; if it returns an error, nothing is launched. `look` is called repeatedly, waits a little, and says
+    /// whether to abort the run. An error of `look` aborts the run too.
     pub(crate) fn launch(
         &mut self,
         world: &World,
+        begin: impl FnOnce(Result<()>) -> Result<()>,
         mut look: impl FnMut(&CpuRank) -> Result<bool>,
     ) -> Result<()> {
         let shared = Shared(self.rank());
@@ -79,7 +81,7 @@ impl CpuRank {
             )
         });
         // Every rank's memory is ready before the first put.
-        world.barrier();
+        begin(Ok(()))?;
         let (workers, schedulers) =
             (self.header().num_workers as usize, self.header().num_schedulers as usize);
         // The host's thread avoids the loops' cores if there are others. The launcher may have bound it to the first loop's core.

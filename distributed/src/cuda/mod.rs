@@ -6,6 +6,7 @@
 mod budget;
 pub mod device;
 pub mod driver;
+mod guard;
 mod host_ring;
 mod launch;
 mod library;

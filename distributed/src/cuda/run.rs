@@ -1,14 +1,15 @@
 //! The launch, and the host that watches it: the host follows the outputs in pinned memory, passes on Ctrl-C, and ensures that
 //! the process ends even if the kernel does not.
 
-use super::device::set_stuck;
+use super::device::{is_stuck, set_stuck};
+use super::guard::{Guard, Runs};
 use super::host_ring::bring;
 use super::launch::Launcher;
 use super::rank::CudaRank;
 use crate::error::{Error, Result};
 use crate::nodes::{Carried, Proxy};
 use crate::report::{outcome, report};
-use crate::world::{World, agreed};
+use crate::world::World;
 use kernels_cu::abi;
 use kernels_cu::signals;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -55,19 +56,22 @@ impl CudaRank {
         let _noted = signals::note();
         let look = |_: &Self| {
             std::thread::sleep(LOOK);
-            Ok(signals::is_stopping())
+            Ok(world.is_stopping())
         };
-        self.launch(world, look)
+        self.launch(world, |ready| world.begin_launch(ready), look)
     }
 
-    /// Collective: like [`CudaRank::run`]. `look` is called repeatedly, waits a little, and says whether to abort the run. An
-    /// error of `look` aborts the run too.
+    /// Collective: like [`CudaRank::run`]. `begin` is the meeting of all ranks before the launch ([`World::begin_launch`]). It gets
+    /// whether this rank can launch; if it returns an error, nothing is launched. `look` is called repeatedly, waits a little, and says
+    /// whether to abort the run. An error of `look` aborts the run too.
     pub(crate) fn launch(
         &mut self,
         world: &World,
+        begin: impl FnOnce(Result<()>) -> Result<()>,
         mut look: impl FnMut(&CudaRank) -> Result<bool>,
     ) -> Result<()> {
-        self.machine.context.make_current()?;
+        // A rank that returned its error here would not come to the meeting.
+        let mut ready = self.machine.context.make_current();
         let argument = self.control.image.address(self.control.rank);
         let host_abort = self.host_abort.as_ptr().cast::<u64>();
         // SAFETY: the word lives as long as `self`, and so does the GPU's access to the rings; only the kernel reads the inbox.
@@ -76,10 +80,10 @@ impl CudaRank {
         });
         world.set_longest_end(GRACE + COPY_LIMIT + MARGIN);
         if self.probe.is_some() {
-            agreed(world, self.before_launch())?;
+            ready = ready.and_then(|()| self.before_launch());
         }
         // Every rank's memory is ready before the first put.
-        world.barrier();
+        begin(ready)?;
         // NVSHMEM's collective launch waits for all ranks.
         let mut launched = world.call(|| self.start(argument));
         let failed = |launched: &Result<()>| {
@@ -95,6 +99,9 @@ impl CudaRank {
             statuses = failed(&launched);
         }
         launched?;
+        // Between the launch and this line, only meetings of the ranks can panic, and with other ranks a panic ends the process. The guard
+        // is dropped before `carried`, so an abort that the kernel writes at its end is still sent.
+        let kernel = Guard::new(&*self, GRACE);
         let failed = statuses.iter().any(|&status| status != 0);
         if failed {
             self.abort(abi::MPK_ABORT_PEER);
@@ -111,6 +118,7 @@ impl CudaRank {
             looked: Ok(()),
         };
         world.run_kernel(|| self.wait(world, &mut watch, &mut look))?;
+        kernel.has_ended();
         if let Some(carried) = &carried {
             carried.end();
             world.run_kernel(|| self.await_others(world, carried, &mut watch))?;
@@ -296,7 +304,7 @@ impl CudaRank {
         };
         let code = match watch.lost {
             Some(_) => abi::MPK_ABORT_PEER,
-            None if signals::is_stopping() => abi::MPK_ABORT_INTERRUPT,
+            None if world.is_stopping() => abi::MPK_ABORT_INTERRUPT,
             None => code,
         };
         let statuses = self.statuses_within(COPY_LIMIT).unwrap_or_default();
@@ -322,5 +330,20 @@ impl CudaRank {
             std::thread::sleep(LOOK);
         }
         self.statuses().ok()
+    }
+}
+
+impl Runs for CudaRank {
+    fn tell_to_end(&self) {
+        self.abort(abi::MPK_ABORT_KERNEL);
+    }
+
+    fn is_over(&self) -> bool {
+        // An error of the stream is one of its context, which ends the kernel. Nothing waits for a kernel that is stuck.
+        is_stuck() || self.stream.is_done().unwrap_or(true)
+    }
+
+    fn leave(&self) {
+        set_stuck();
     }
 }

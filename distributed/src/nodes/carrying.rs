@@ -7,7 +7,7 @@
 //!   launch;
 //! - the state of the sender, for the watch;
 //! - a ring: there is a message of the sender's host for this rank's host, which may sleep;
-//! - goodbye: nothing else will arrive.
+//! - goodbye: nothing else will arrive. It comes after an abort, and after the frames in the ring.
 
 use super::link::{Failed, Link};
 use super::ring::{Applied, FRAME_BYTES, abort_frame, end_with_data, is_abort};
@@ -31,6 +31,8 @@ const PATIENCE: u32 = 8;
 const GAP: Duration = Duration::from_micros(5);
 /// How often other nodes get a sign of life.
 const BEAT: Duration = Duration::from_millis(100);
+/// After the stop, frames in the ring are sent for no longer than this. A peer may accept nothing more.
+const DRAIN: Duration = Duration::from_secs(1);
 /// After goodbye, the others' goodbye must arrive within this time, or they are gone.
 const PARTING: Duration = Duration::from_secs(5);
 
@@ -56,6 +58,8 @@ pub(super) struct Thread<L> {
     told_abort: u32,
     told_life: Instant,
     told_ended: bool,
+    /// When the stop was seen.
+    stops: Option<Instant>,
     goodbye: Option<Instant>,
     /// The last turn has been taken.
     over: bool,
@@ -83,6 +87,7 @@ impl<L: Link> Thread<L> {
             told_abort: 0,
             told_life: long_ago,
             told_ended: false,
+            stops: None,
             goodbye: None,
             over: false,
             sent: (0, 0),
@@ -143,12 +148,13 @@ impl<L: Link> Thread<L> {
             self.tell_all(END, ended, &[])?;
             worked = true;
         }
-        self.send_abort()?;
-        // Read before the rings. Acquire: pairs with `Shared::stop`. So a ring that the host asked for before that is sent before goodbye.
+        // Read before the abort, the rings and the ring of frames. Acquire: pairs with `Shared::stop`. So what this rank wanted to be sent
+        // before that is sent before goodbye.
         let stops = self.shared.stop.load(Ordering::Acquire);
+        self.send_abort()?;
         self.send_rings(stops)?;
         self.send_life()?;
-        if stops {
+        if stops && self.is_drained() {
             self.tell_all(GOODBYE, 0, &[])?;
             self.goodbye = Some(Instant::now());
         }
@@ -204,13 +210,21 @@ impl<L: Link> Thread<L> {
         Ok(any)
     }
 
-    /// An abort overtakes the content of the ring, which may be full.
+    /// After the stop: true if the ring of frames is empty, or has been sent for long enough.
+    fn is_drained(&mut self) -> bool {
+        let since = *self.stops.get_or_insert_with(Instant::now);
+        self.shared.ring.next().is_none() || since.elapsed() >= DRAIN
+    }
+
+    /// An abort overtakes the content of the ring, which may be full. That of a launch that has ended is sent too: its other ranks may wait
+    /// without a limit.
     fn send_abort(&mut self) -> std::result::Result<(), Failed> {
+        // Relaxed: if another launch begins meanwhile, nobody needs this one's abort any more, and its number tells receivers so.
         let launch = self.shared.begun.load(Ordering::Relaxed);
         if self.told_abort == launch {
             return Ok(());
         }
-        let word = self.shared.target().map_or(0, |target| target.abort());
+        let word = self.shared.abort();
         if word == 0 {
             return Ok(());
         }

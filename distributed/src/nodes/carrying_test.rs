@@ -1,11 +1,15 @@
-//! Two proxies over a link in memory: the rings between hosts.
+//! Two proxies over a link in memory: the rings between hosts, and what is sent at the end.
 
 use super::*;
 use crate::bell::Bell;
 use crate::launcher::Place;
+use crate::memory::HugeBuffer;
+use crate::nodes::mpk_put_with_signal;
+use crate::nodes::ring::{Heap, Target};
 use crate::watch::{Watch, WatchOptions};
+use kernels_cu::abi;
 use std::ptr::NonNull;
-use std::sync::atomic::AtomicU32;
+use std::sync::atomic::{AtomicU32, AtomicU64};
 use std::sync::{Mutex, MutexGuard, OnceLock};
 
 /// Far more than a message takes, even if the machine is busy.
@@ -235,4 +239,110 @@ fn a_bell_that_was_taken_down_is_not_rung() {
     });
     assert!(late.is_empty(), "rung after it was taken down, in rounds {late:?}");
     assert!(rings > 0, "no ring arrived, so nothing was tested");
+}
+
+/// Bytes of a rank's heap, and places in it: after the control block.
+const HEAP_BYTES: usize = 1 << 20;
+const SIGNAL: usize = 4096;
+const DATA: usize = 8192;
+
+/// Begins a launch with a new heap.
+fn begin_launch(shared: &Shared) -> HugeBuffer {
+    let heap = HugeBuffer::new(0, "a heap", HEAP_BYTES).expect("memory");
+    *shared.target() = Some(Target::Host(Heap { base: heap.as_ptr(), bytes: heap.len() as u64 }));
+    shared.begun.fetch_add(1, Ordering::Relaxed);
+    heap
+}
+
+fn word(heap: &HugeBuffer, offset: usize) -> &AtomicU64 {
+    // SAFETY: an aligned word of the live heap, which is only accessed atomically.
+    unsafe { AtomicU64::from_ptr(heap.as_ptr().add(offset).cast()) }
+}
+
+/// A kernel that waits for requests puts nothing, so its proxy sleeps. The kernel writes its abort as its last act, and its host
+/// goes on at once.
+#[test]
+fn an_abort_is_sent_even_if_the_launch_has_ended_before_the_proxys_next_turn() {
+    for (on_gpu, stops) in [(false, false), (false, true), (true, false), (true, true)] {
+        let [(first, mut one), (second, mut two)] = ranks(Duration::ZERO, 16);
+        let heaps = [begin_launch(&first), begin_launch(&second)];
+        let abort = 1_u64 << 32 | u64::from(abi::MPK_ABORT_INTERRUPT);
+        if on_gpu {
+            let (ring, target) = first.ring.for_device(HEAP_BYTES as u64, std::ptr::null_mut());
+            *first.target() = Some(target);
+            // SAFETY: the word is in the ring's memory, and is only accessed atomically.
+            unsafe { AtomicU64::from_ptr(ring.abort) }.store(abort, Ordering::Relaxed);
+        } else {
+            word(&heaps[0], 0).store(abort, Ordering::Relaxed);
+        }
+        first.detach();
+        if stops {
+            first.stop();
+        }
+        for thread in [&mut one, &mut two] {
+            thread.turn().expect("the link in memory does not fail");
+        }
+        assert_eq!(second.abort(), abort, "on a GPU: {on_gpu}, before goodbye: {stops}");
+        assert_eq!((one.goodbye.is_some(), two.peers[0].goodbye), (stops, stops));
+        // The next launch has not been aborted.
+        let _heap = begin_launch(&first);
+        assert_eq!(first.abort(), 0);
+        first.detach();
+        assert_eq!(first.abort(), 0);
+        second.detach();
+    }
+}
+
+/// Puts more than one message holds, then a signal.
+fn put(shared: &Shared, heap: &HugeBuffer) {
+    let mut sym = [heap.as_ptr(), std::ptr::null_mut()];
+    let rank = abi::mpk_rank {
+        world: 2,
+        deadline_ns: LOST.as_nanos() as u64,
+        sym: sym.as_mut_ptr(),
+        control: heap.as_ptr().cast(),
+        proxy: shared.ring.as_ptr(),
+        ..Default::default()
+    };
+    let values = vec![7_u8; 3 * FRAME_BYTES];
+    // SAFETY: places in the heap with room for the values; a live rank.
+    let put = unsafe {
+        let (to, signal) = (heap.as_ptr().add(DATA).cast(), heap.as_ptr().add(SIGNAL).cast());
+        mpk_put_with_signal(&rank, 1, to, values.as_ptr().cast(), values.len() as u64, signal, 1)
+    };
+    assert!(put, "the ring has room");
+}
+
+#[test]
+fn puts_in_the_ring_are_sent_before_goodbye() {
+    let [(first, mut one), (second, mut two)] = ranks(Duration::ZERO, 1);
+    let heaps = [begin_launch(&first), begin_launch(&second)];
+    put(&first, &heaps[0]);
+    first.stop();
+    let begin = Instant::now();
+    while !two.peers[0].goodbye {
+        assert!(begin.elapsed() < LOST, "no goodbye");
+        one.turn().expect("the link in memory does not fail");
+        two.turn().expect("the link in memory does not fail");
+    }
+    assert_eq!(word(&heaps[1], SIGNAL).load(Ordering::Acquire), 1);
+    assert_eq!(word(&heaps[1], DATA + 3 * FRAME_BYTES - 8).load(Ordering::Relaxed).to_ne_bytes(), [7; 8]);
+    first.detach();
+    second.detach();
+}
+
+#[test]
+fn a_peer_that_accepts_nothing_delays_goodbye_for_a_bounded_time() {
+    let [(first, mut one), _second] = ranks(Duration::ZERO, 0);
+    let heap = begin_launch(&first);
+    put(&first, &heap);
+    first.stop();
+    let begin = Instant::now();
+    while one.goodbye.is_none() {
+        assert!(begin.elapsed() < LOST, "no goodbye");
+        one.turn().expect("the link in memory does not fail");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert!(begin.elapsed() >= DRAIN);
+    first.detach();
 }

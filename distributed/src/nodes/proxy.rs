@@ -23,7 +23,7 @@ pub(crate) struct Proxy {
     thread: JoinHandle<()>,
 }
 
-/// A launch whose puts the proxy sends, until this value is dropped.
+/// A launch whose incoming frames the proxy applies, until this value is dropped. The proxy still sends the launch's abort after that.
 pub(crate) struct Carried<'a>(&'a Proxy, u32);
 
 impl Carried<'_> {
@@ -42,7 +42,7 @@ impl Carried<'_> {
 
 impl Drop for Carried<'_> {
     fn drop(&mut self) {
-        *self.0.shared.target() = None;
+        self.0.shared.detach();
     }
 }
 
@@ -147,7 +147,7 @@ impl Proxy {
         Ringer(self.shared.clone())
     }
 
-    /// Collective: stops after all peers have said goodbye.
+    /// Collective: stops after all peers have said goodbye. An abort, and what is left in the ring, are sent before.
     pub fn stop(self) {
         self.shared.stop();
         // The thread has reported to the watch if anything went wrong.

@@ -4,7 +4,7 @@ use super::ring::{Ring, Target};
 use crate::bell::Bell;
 use crate::error::Result;
 use crate::watch::Watch;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// The state that the rank's main thread and the proxy share.
@@ -12,6 +12,8 @@ pub(super) struct Shared {
     pub ring: Ring,
     /// The destination of frames of the running launch.
     pub target: Mutex<Option<Target>>,
+    /// The abort word of the last launch whose destination was taken away; 0 if it was not aborted.
+    last_abort: AtomicU64,
     /// Number of launches that have started here, ended here, and ended everywhere.
     pub begun: AtomicU32,
     pub ended: AtomicU32,
@@ -41,6 +43,7 @@ impl Shared {
         Ok(Shared {
             ring: Ring::new(rank)?,
             target: Mutex::new(None),
+            last_abort: AtomicU64::new(0),
             begun: AtomicU32::new(0),
             ended: AtomicU32::new(0),
             over: AtomicU32::new(0),
@@ -64,9 +67,26 @@ impl Shared {
         self.rings.fetch_add(1, Ordering::Release);
     }
 
-    /// Tells the proxy to stop. It still sends the rings that were asked for before.
+    /// Takes away the destination of the launch that has ended. An abort may be the last thing that its kernel has written, so it is kept
+    /// until the proxy has sent it.
+    pub fn detach(&self) {
+        let mut target = self.target();
+        let word = target.as_ref().map_or(0, Target::abort);
+        // Relaxed: pairs with `abort`; the lock orders them.
+        self.last_abort.store(word, Ordering::Relaxed);
+        *target = None;
+    }
+
+    /// The abort word of the running launch, otherwise that of the last one; 0 if there is no abort.
+    pub fn abort(&self) -> u64 {
+        let target = self.target();
+        // Relaxed: pairs with `detach`, under the same lock.
+        target.as_ref().map_or_else(|| self.last_abort.load(Ordering::Relaxed), Target::abort)
+    }
+
+    /// Tells the proxy to stop. It still sends an abort, the puts in the ring, and the rings that were asked for before.
     pub fn stop(&self) {
-        // Release: pairs with `Thread::turn`, which reads the rings after this.
+        // Release: pairs with `Thread::turn`, which looks for these after this.
         self.stop.store(true, Ordering::Release);
     }
 

@@ -61,24 +61,54 @@ impl Owed {
     }
 }
 
+/// How long a rank that has failed waits for the others.
+const REPORT_GRACE: Duration = Duration::from_secs(2);
 /// Time for the last messages to be sent.
 const FLUSH: Duration = Duration::from_millis(500);
 /// The memory for the next launch is written within this time, unless the device does not answer.
 const WRITTEN: Duration = Duration::from_secs(5);
 
-/// Serves until the host leaves or an error occurs.
+/// Collective: serves until the host leaves or an error occurs.
+///
+/// Every rank ends with one meeting of all ranks ([`World::part`]), wherever it fails: while no kernel runs, when it is about to launch, or
+/// later. If other ranks launch at that time, their meeting before the launch is the same one. So no rank is a meeting ahead of the others.
 pub(super) fn serve<T: Target>(
     target: &mut T,
     world: &World,
     bell: Bell,
     host: &mut impl Host<T>,
 ) -> Result<()> {
+    let mut parted = false;
+    let result = serve_alone(target, world, bell, host, &mut parted);
+    if !parted {
+        if result.is_err() {
+            // The reason has been reported.
+            signals::end_on_signal();
+        }
+        world.phase("the end of the run");
+        let limit = match &result {
+            Ok(()) => target.deadline() + REPORT_GRACE,
+            Err(_) => REPORT_GRACE,
+        };
+        world.part(limit, result.as_ref().err());
+    }
+    result
+}
+
+/// As [`serve`], up to its last meeting. `parted` is set if the meeting before a launch was the last one.
+fn serve_alone<T: Target>(
+    target: &mut T,
+    world: &World,
+    bell: Bell,
+    host: &mut impl Host<T>,
+    parted: &mut bool,
+) -> Result<()> {
     // The bell is in memory of the target, which outlives this call.
     let _rung = world.proxy().map(|proxy| proxy.set_bell(bell));
     let _noted = signals::note();
     let _urgent = Urgent::begin();
     // The wait for requests has no limit, so the kernel's deadline applies here, not the watch's.
-    let result = world.run_kernel(|| run(target, world, host));
+    let result = world.run_kernel(|| run(target, world, host, parted));
     if let Err(error) = &result {
         // A rank reports its own error. Rank 0 reports other ranks' errors too, because it has the requests.
         if world.rank() == 0 || !matches!(error, Error::AtRank { .. }) {
@@ -97,7 +127,7 @@ pub(super) fn serve<T: Target>(
     result
 }
 
-fn run<T: Target>(target: &mut T, world: &World, host: &mut impl Host<T>) -> Result<()> {
+fn run<T: Target>(target: &mut T, world: &World, host: &mut impl Host<T>, parted: &mut bool) -> Result<()> {
     for launches in 0u64.. {
         world.set_idle(true);
         loop {
@@ -109,21 +139,24 @@ fn run<T: Target>(target: &mut T, world: &World, host: &mut impl Host<T>) -> Res
             if let Some(lost) = world.lost_rank() {
                 return Err(Error::Aborted(lost));
             }
-            if signals::is_stopping() {
+            if world.is_stopping() {
                 return Err(Error::Aborted(
-                    "the run was ended, by a signal or by another rank, while no kernel ran".into(),
+                    "the run was ended, by a signal, a shutdown or another rank, while no kernel ran".into(),
                 ));
             }
         }
         world.set_idle(false);
         let begin = Instant::now();
-        if launches > 0 {
-            reset(target)?;
-        }
-        target.launch(world, |target| {
+        let prepared = if launches > 0 { reset(target) } else { Ok(()) };
+        let agree = |ready: Result<()>| {
+            let all = world.begin_launch(prepared.and(ready));
+            *parted = all.is_err();
+            all
+        };
+        target.launch(world, agree, |target| {
             host.turn(target, true)?;
             world.set_idle(is_idle(target));
-            Ok(signals::is_stopping())
+            Ok(world.is_stopping())
         })?;
         tracing::debug!("launch {launches} has ended after {:.3} s", begin.elapsed().as_secs_f64());
         host.left()?;

@@ -26,7 +26,12 @@ pub(super) trait Target {
     /// Wakes rank 0's host, if it can be reached.
     fn ring_first(&self);
     /// Collective: see `CpuRank::launch`.
-    fn launch(&mut self, world: &World, look: impl FnMut(&Self) -> Result<bool>) -> Result<()>;
+    fn launch(
+        &mut self,
+        world: &World,
+        begin: impl FnOnce(Result<()>) -> Result<()>,
+        look: impl FnMut(&Self) -> Result<bool>,
+    ) -> Result<()>;
 }
 
 impl Target for CpuRank {
@@ -69,8 +74,13 @@ impl Target for CpuRank {
         }
     }
 
-    fn launch(&mut self, world: &World, look: impl FnMut(&Self) -> Result<bool>) -> Result<()> {
-        CpuRank::launch(self, world, look)
+    fn launch(
+        &mut self,
+        world: &World,
+        begin: impl FnOnce(Result<()>) -> Result<()>,
+        look: impl FnMut(&Self) -> Result<bool>,
+    ) -> Result<()> {
+        CpuRank::launch(self, world, begin, look)
     }
 }
 
@@ -100,7 +110,12 @@ impl Target for CudaRank {
 
     fn ring_first(&self) {}
 
-    fn launch(&mut self, world: &World, look: impl FnMut(&Self) -> Result<bool>) -> Result<()> {
-        CudaRank::launch(self, world, look)
+    fn launch(
+        &mut self,
+        world: &World,
+        begin: impl FnOnce(Result<()>) -> Result<()>,
+        look: impl FnMut(&Self) -> Result<bool>,
+    ) -> Result<()> {
+        CudaRank::launch(self, world, begin, look)
     }
 }

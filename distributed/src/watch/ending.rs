@@ -2,7 +2,7 @@
 
 use super::observer::Verdict;
 use super::table::State;
-use super::{Watch, given_up, process};
+use super::{TICK, Watch, given_up, process};
 use crate::mpi_files;
 use kernels_cu::signals::{self, Held};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -22,6 +22,8 @@ const QUICK_END: Duration = Duration::from_millis(450);
 const LAST_LOOK: Duration = Duration::from_millis(700);
 /// The same before the first contact. A rank of this node that has ended is seen at once.
 const FIRST_LOOK: Duration = Duration::from_millis(100);
+/// On several nodes, how long a signal is kept after its rank has left. The process has ended by then, if nothing holds it up.
+const LINGER: Duration = Duration::from_secs(2);
 /// Time limit for telling other nodes that this rank has given up.
 const LAST_WORD: Duration = Duration::from_millis(100);
 /// Time for the watch to find the cause of a failed MPI call. A rank of another node counts as missed after half a second.
@@ -162,6 +164,25 @@ impl Watch {
         *held = None;
     }
 
+    /// After this rank has left. Its process is about to end with a status of its own, and no other rank needs it. A signal must not change
+    /// that status: a launcher sends one to the ranks that are left when the first has ended. But if the process is held up, or goes on
+    /// without the job, signals end it as by default.
+    pub(super) fn let_go(&self, held: Option<Held>) {
+        if held.is_none() {
+            return;
+        }
+        let begin = Instant::now();
+        while !signals::is_kept() && begin.elapsed() < LINGER {
+            std::thread::sleep(TICK);
+        }
+        if signals::is_kept() {
+            // Less than the second that a launcher gives.
+            std::thread::sleep(LAST_LOOK);
+        }
+        // The last one to be dropped has the effect of a kept signal. Later signals are not kept.
+        drop(held);
+    }
+
     /// Ends the process if its main thread runs the kernel, or comes from there, and does not react to something that it should have seen.
     /// `since` holds the time at which that began.
     pub(super) fn end_if_held_up(&self, since: &mut Option<Instant>) {
@@ -210,3 +231,7 @@ fn end(last: impl FnOnce() + Send + 'static, holders: usize, patience: Duration)
     // SAFETY: ends the process, so no memory is used afterwards.
     unsafe { libc::_exit(STATUS) }
 }
+
+#[cfg(test)]
+#[path = "ending_test.rs"]
+mod tests;

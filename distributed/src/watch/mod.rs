@@ -196,6 +196,12 @@ impl Watch {
         step
     }
 
+    /// For tests: true if a fault keeps this rank from launching its kernel.
+    pub(crate) fn fails_to_launch(&self) -> bool {
+        let fails = |fault: Fault| fault.fails_to_launch(self.0.place.rank, self.0.own.step());
+        self.0.options.fault.is_some_and(fails)
+    }
+
     /// A message, or a piece of one, has been sent or received.
     pub(crate) fn moved(&self) {
         self.0.own.moved();
@@ -403,10 +409,17 @@ impl Watch {
             let moment = last.elapsed();
             last = Instant::now();
             let Some(own) = self.0.own.look() else { return };
-            // The code that set this state does the rest. A kept signal must not disturb it.
-            if matches!(own.state, State::Left | State::Ended) {
-                std::mem::forget(held);
-                return;
+            match own.state {
+                // The thread that set this state ends the process. A kept signal must not disturb it.
+                State::Ended => {
+                    std::mem::forget(held);
+                    return;
+                }
+                State::Left => {
+                    self.let_go(held);
+                    return;
+                }
+                _ => {}
             }
             if let Some(elsewhere) = self.0.elsewhere.get().filter(|_| !knows_elsewhere) {
                 knows_elsewhere = true;

@@ -78,8 +78,9 @@ pub struct RuntimeArgs {
     /// index or a name).
     #[arg(long, value_name = "RANK:OP:MS", hide = true)]
     pub debug_stall: Option<String>,
-    /// Debug: make RANK stop, pause or end before step STEP. KIND is `stop`, `kill`, `exit`, `exit=STATUS`, `panic` or
-    /// `pause=MILLISECONDS`. Steps are the points at which all ranks meet; MPI's start-up is 1.
+    /// Debug: make RANK stop, pause or end before step STEP. KIND is `stop`, `kill`, `exit`, `exit=STATUS`, `panic`,
+    /// `pause=MILLISECONDS`, or `fail`: it cannot launch its kernel from this step on. Steps are the points at which all ranks
+    /// meet; MPI's start-up is 1.
     #[arg(long, value_name = "RANK:STEP:KIND", hide = true)]
     pub debug_fault: Option<String>,
 }

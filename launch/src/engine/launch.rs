@@ -66,11 +66,13 @@ pub fn load(
     result.map(|()| took)
 }
 
-/// Collective: runs a user graph. If the run ends early, this rank reports why (see [`World::tell`]).
+/// Collective: runs a user graph. If the run ends early, this rank reports why (see [`World::tell`]), unless another one does.
 pub fn launch(world: &World, rank: &mut Rank, deadline: Duration) -> Result<(), Error> {
     world.phase("the run");
     let result = rank.run(world);
-    if let Err(error) = &result {
+    if let Err(error) = &result
+        && !matches!(error, distributed::Error::AtRank { .. })
+    {
         world.tell(&error.whole());
     }
     ended(world, deadline, result)

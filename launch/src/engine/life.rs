@@ -2,6 +2,7 @@
 
 use crate::engine::error::{Error, ErrorKind};
 use crate::engine::user_graph::GraphRun;
+use distributed::Stop;
 use std::collections::VecDeque;
 use std::sync::mpsc::Sender;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -36,6 +37,8 @@ struct State {
 pub(crate) struct Life {
     state: Mutex<State>,
     changed: Condvar,
+    /// Tells this engine's kernel to end at once. Other engines of the process go on.
+    pub kernel: Stop,
 }
 
 impl Life {

@@ -299,7 +299,7 @@ impl Engine {
                 result
             }
             None => {
-                kernels_cu::signals::stop_kernel();
+                self.life.kernel.ask();
                 self.wait_ended(Some(grace))
             }
         };
@@ -385,6 +385,7 @@ fn engine_thread(
     };
     let result = match World::init(watch) {
         Ok(world) => {
+            let world = world.stopped_by(life.kernel.clone());
             let result = engine_on(&world, spec, config, inspect, life, ready);
             world.finalize();
             result

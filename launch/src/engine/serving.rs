@@ -15,8 +15,6 @@ use std::time::Duration;
 
 /// How often an idle engine checks that all ranks are still there.
 const IDLE_LOOK: Duration = Duration::from_millis(200);
-/// How long a rank waits for the others after one is lost.
-const GRACE: Duration = Duration::from_secs(2);
 
 /// Collective: serves requests until rank 0 ends the service. Returns the status that rank 0 ended it with. `service` is present
 /// on rank 0.
@@ -114,8 +112,8 @@ fn next(world: &World, life: &Life) -> (Vec<u8>, Option<GraphJob>) {
         Ok(Next::Nothing) => (Message::End { status: 4 }, None),
         Err(lost) => {
             world.tell(&lost);
-            // The watch ends the process, because the rank does not arrive.
-            world.barrier_within(GRACE);
+            // The watch ends the process when it waits for the lost rank, at the message below. No other meeting may come before it: the
+            // ranks that are left wait for this one.
             (Message::End { status: 4 }, None)
         }
     };
