@@ -18,6 +18,7 @@ use crate::world::World;
 use kernels_cu::abi;
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::task::Waker;
 use std::time::Duration;
 
 /// Rank 0's part of a service; see [`super::service`].
@@ -261,11 +262,14 @@ impl Leader {
     /// Passes everything that the kernel has handed out to the sinks. The kernel never waits for them.
     fn take_results(&mut self, target: &impl Target) -> Result<bool> {
         let outputs = target.outputs();
+        let mut wakers = Vec::new();
         let (tokens, ended, unwanted) = {
             let mut results = self.shared.results();
-            results.take();
+            results.take(&mut wakers);
             (results.tokens, results.take_ended(), results.unwanted())
         };
+        // Without the lock.
+        wakers.into_iter().for_each(Waker::wake);
         let any = tokens != self.tokens || !ended.is_empty();
         self.tokens = tokens;
         self.ended += ended.len() as u64;

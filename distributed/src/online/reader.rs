@@ -4,6 +4,7 @@ use super::client::{Client, Shared};
 use rustix::event::{EventfdFlags, eventfd};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::Arc;
+use std::task::Waker;
 
 /// Lets a thread take tokens itself, in place of rank 0's host. On the CPU target the kernel wakes it directly, through an event
 /// ([`AsFd`]) that becomes readable with each new token. The event need not be read: wait for its edges, and call
@@ -17,7 +18,11 @@ pub struct Reader {
 impl Reader {
     /// Passes new tokens to their sinks. Never waits.
     pub fn take(&self) {
-        if self.shared.results().take() {
+        let mut wakers = Vec::new();
+        let unwanted = self.shared.results().take(&mut wakers);
+        // Without the lock.
+        wakers.into_iter().for_each(Waker::wake);
+        if unwanted {
             // The host cancels.
             self.shared.lock().ring();
         }

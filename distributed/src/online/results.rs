@@ -5,6 +5,7 @@ use crate::outputs::Outputs;
 use crate::plan::Finish;
 use std::os::fd::RawFd;
 use std::sync::Arc;
+use std::task::Waker;
 
 /// Requests that the kernel has, or is about to get.
 #[derive(Default)]
@@ -135,8 +136,9 @@ impl Results {
     }
 
     /// Passes everything that the kernel has handed out to the sinks, then notifies their readers. The kernel never waits for
-    /// them. Returns true if some sink wants no more tokens.
-    pub fn take(&mut self) -> bool {
+    /// them. Adds the wakers of readers to `wakers`; the caller wakes them after it has released the lock. Returns true if some sink
+    /// wants no more tokens.
+    pub fn take(&mut self, wakers: &mut Vec<Waker>) -> bool {
         let Some(outputs) = &self.outputs else { return false };
         let (before, mut unwanted) = (self.tokens, false);
         for (number, place) in (0..).zip(&mut self.active) {
@@ -158,7 +160,7 @@ impl Results {
             active.finish = finish;
         }
         if self.tokens != before {
-            self.active.iter_mut().flatten().for_each(|active| active.sink.tell());
+            wakers.extend(self.active.iter_mut().flatten().filter_map(|active| active.sink.tell()));
         }
         unwanted
     }

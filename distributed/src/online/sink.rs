@@ -1,6 +1,7 @@
 //! Where the tokens of a request go.
 
 use crate::plan::Finish;
+use std::task::Waker;
 
 /// A new token.
 #[derive(Clone, Debug, PartialEq)]
@@ -32,9 +33,12 @@ pub trait Sink: Send {
     /// Takes the next token. Returns false if no more are wanted; the request is then cancelled.
     fn token(&mut self, token: Token) -> bool;
 
-    /// Called after the new tokens of all requests: readers may be woken now. A reader that is woken at each token of an
-    /// iteration takes the core from this thread, or from a worker, each time.
-    fn tell(&mut self) {}
+    /// Called after the new tokens of all requests: readers may be notified now. A reader that is woken at each token of an
+    /// iteration takes the core from this thread, or from a worker, each time. Returns the waker of a reader that is a task. It is woken
+    /// once the lock of the results is released, because a waker may run any code.
+    fn tell(&mut self) -> Option<Waker> {
+        None
+    }
 
     /// The end: nothing follows.
     fn end(self: Box<Self>, end: End);

@@ -170,10 +170,11 @@ impl Handle {
     /// Cancels the request: no further token arrives, and its slot is free one iteration later. Tokens that have arrived can still
     /// be read.
     pub fn cancel(&self) {
-        if self.channel.end_first(FinishReason::Cancelled, String::new(), None)
-            && let Some(client) = &self.client
-        {
-            client.cancel(self.id);
+        if self.channel.end_quietly(FinishReason::Cancelled, String::new(), None) {
+            self.channel.wake();
+            if let Some(client) = &self.client {
+                client.cancel(self.id);
+            }
         }
     }
 
@@ -222,8 +223,11 @@ impl Stream for Handle {
     fn poll_next(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Event>> {
         let mut state = self.channel.lock();
         let next = state.next();
-        if next.is_pending() {
-            state.waker = Some(context.waker().clone());
+        if next.is_pending() && !state.waker.as_ref().is_some_and(|waker| waker.will_wake(context.waker())) {
+            let old = state.waker.replace(context.waker().clone());
+            // The end of a waker may run any code, so the lock is released first.
+            drop(state);
+            drop(old);
         }
         next
     }
@@ -232,7 +236,11 @@ impl Stream for Handle {
 impl Drop for Handle {
     fn drop(&mut self) {
         self.cancel();
-        self.channel.lock().events.clear();
+        let mut state = self.channel.lock();
+        let (events, waker) = (std::mem::take(&mut state.events), state.waker.take());
+        drop(state);
+        // Outside the lock, as in `poll_next`.
+        drop((events, waker));
     }
 }
 
@@ -305,18 +313,29 @@ impl Channel {
         first || !self.whole
     }
 
-    /// Wakes the readers.
-    pub fn tell(&self) {
-        self.tell_of(self.lock());
+    /// Notifies threads that wait for an event. Returns the waker of a task that waits. The caller wakes it while it holds no lock,
+    /// because a waker may run any code.
+    #[must_use]
+    pub fn tell(&self) -> Option<Waker> {
+        let mut state = self.lock();
+        let (waker, readers) = (state.waker.take(), state.readers);
+        drop(state);
+        if readers > 0 {
+            self.ready.notify_all();
+        }
+        waker
     }
 
-    /// Ends the request. Only the first end counts.
-    pub fn end(&self, reason: FinishReason, text: String, error: Option<Error>) {
-        self.end_first(reason, text, error);
+    /// Notifies all readers. The caller holds no lock.
+    pub fn wake(&self) {
+        if let Some(waker) = self.tell() {
+            waker.wake();
+        }
     }
 
-    /// Ends the request. Returns true if this was the first end.
-    pub fn end_first(&self, reason: FinishReason, text: String, error: Option<Error>) -> bool {
+    /// Ends the request. Only the first end counts. Returns true if this was the first: then the reader must be notified.
+    #[must_use]
+    pub fn end_quietly(&self, reason: FinishReason, text: String, error: Option<Error>) -> bool {
         let mut state = self.lock();
         let first = !state.over;
         if first {
@@ -325,20 +344,8 @@ impl Channel {
             self.counters.0[reason as usize].fetch_add(1, Ordering::Relaxed);
             let cached_tokens = state.cached_tokens;
             state.events.push_back(Event::End(End { reason, text, cached_tokens, error }));
-            self.tell_of(state);
         }
         first
-    }
-
-    fn tell_of(&self, mut state: MutexGuard<'_, State>) {
-        let (waker, readers) = (state.waker.take(), state.readers);
-        drop(state);
-        if readers > 0 {
-            self.ready.notify_all();
-        }
-        if let Some(waker) = waker {
-            waker.wake();
-        }
     }
 }
 
@@ -359,7 +366,13 @@ mod tests {
 
     fn put(channel: &Channel, token: Token) {
         if channel.token(token) {
-            channel.tell();
+            channel.wake();
+        }
+    }
+
+    fn end(channel: &Channel, reason: FinishReason, text: &str) {
+        if channel.end_quietly(reason, text.into(), None) {
+            channel.wake();
         }
     }
 
@@ -369,9 +382,9 @@ mod tests {
         let writer = std::thread::spawn(move || {
             put(&channel, token(1, "a"));
             put(&channel, token(2, "b"));
-            channel.end(FinishReason::Eos, "c".into(), None);
+            end(&channel, FinishReason::Eos, "c");
             put(&channel, token(3, "never"));
-            channel.end(FinishReason::Length, "never".into(), None);
+            end(&channel, FinishReason::Length, "never");
         });
         let all = handle.wait();
         writer.join().unwrap();
@@ -436,11 +449,48 @@ mod tests {
         put(&channel, token(2, "b"));
         put(&channel, token(3, "c"));
         assert_eq!(count.0.load(Ordering::Relaxed), 1);
-        channel.end(FinishReason::Length, String::new(), None);
+        end(&channel, FinishReason::Length, "");
         assert_eq!(count.0.load(Ordering::Relaxed), 2);
         assert_eq!(next(), Poll::Ready(Some(Event::Token(token(2, "b")))));
         assert_eq!(next(), Poll::Ready(Some(Event::Token(token(3, "c")))));
         assert!(matches!(next(), Poll::Ready(Some(Event::End(_)))));
+    }
+
+    /// A waker that looks at the channel when it wakes and when it ends, as the one of a task may that owns other handles.
+    struct Curious(Arc<Channel>, Arc<AtomicUsize>);
+    impl Curious {
+        fn look(&self) {
+            // Waits forever if the caller holds the lock of the channel.
+            self.0.is_over();
+            self.1.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+    impl Wake for Curious {
+        fn wake(self: Arc<Self>) {
+            self.look();
+        }
+    }
+    impl Drop for Curious {
+        fn drop(&mut self) {
+            self.look();
+        }
+    }
+
+    #[test]
+    fn wakers_run_without_the_lock_of_the_channel() {
+        let (mut handle, channel) = pair();
+        let looks = Arc::new(AtomicUsize::new(0));
+        let poll = |handle: &mut Handle| {
+            let waker = Waker::from(Arc::new(Curious(channel.clone(), looks.clone())));
+            assert!(Pin::new(handle).poll_next(&mut Context::from_waker(&waker)).is_pending());
+        };
+        poll(&mut handle);
+        // The second waker replaces the first, which ends.
+        poll(&mut handle);
+        assert_eq!(looks.load(Ordering::Relaxed), 1);
+        // The second one wakes, and ends.
+        drop(handle);
+        assert_eq!(looks.load(Ordering::Relaxed), 3);
     }
 
     #[test]
@@ -450,7 +500,7 @@ mod tests {
         let waker = Waker::from(count.clone());
         let mut context = Context::from_waker(&waker);
         assert!(Pin::new(&mut handle).poll_next(&mut context).is_pending());
-        channel.end(FinishReason::Length, String::new(), None);
+        end(&channel, FinishReason::Length, "");
         assert_eq!(count.0.load(Ordering::Relaxed), 1);
         assert!(matches!(Pin::new(&mut handle).poll_next(&mut context), Poll::Ready(Some(Event::End(_)))));
         assert_eq!(Pin::new(&mut handle).poll_next(&mut context), Poll::Ready(None));

@@ -8,6 +8,7 @@ use crate::model::tokenizer::{TextStream, Tokenizer};
 use distributed::online::{self, End, Sink};
 use distributed::plan::Finish;
 use std::sync::Arc;
+use std::task::Waker;
 
 /// The sink of a request. It runs on the thread that takes the tokens of all requests: the host's, or the reader's. A token takes
 /// microseconds, and the kernel does not wait for that.
@@ -69,7 +70,7 @@ impl RequestText {
         let logprobs = best.map(|(id, logprob)| (id as u32, logprob)).collect();
         self.untold |= self.channel.token(Token { id, text: released.text, logprob, logprobs });
         if released.stopped {
-            self.channel.end(FinishReason::Stop, String::new(), None);
+            self.untold |= self.channel.end_quietly(FinishReason::Stop, String::new(), None);
         } else if stops {
             self.finish(FinishReason::Stop)?;
         }
@@ -92,14 +93,18 @@ impl RequestText {
             last.text.push_str(&self.stops.finish());
         }
         let reason = if last.stopped { FinishReason::Stop } else { reason };
-        self.channel.end(reason, last.text, None);
+        self.untold |= self.channel.end_quietly(reason, last.text, None);
         Ok(())
     }
 
-    fn check(&self, done: Result<(), InputError>) {
+    fn check(&mut self, done: Result<(), InputError>) {
         if let Err(error) = done {
-            self.channel.end(FinishReason::Error, String::new(), Some(error.into()));
+            self.fail(error.into());
         }
+    }
+
+    fn fail(&mut self, error: Error) {
+        self.untold |= self.channel.end_quietly(FinishReason::Error, String::new(), Some(error));
     }
 }
 
@@ -116,25 +121,27 @@ impl Sink for RequestText {
         !self.channel.is_over()
     }
 
-    fn tell(&mut self) {
-        if std::mem::take(&mut self.untold) {
-            self.channel.tell();
-        }
+    fn tell(&mut self) -> Option<Waker> {
+        if std::mem::take(&mut self.untold) { self.channel.tell() } else { None }
     }
 
     fn end(mut self: Box<Self>, end: End) {
         let reason = match end {
-            End::Finished(Finish::Length) => FinishReason::Length,
-            End::Finished(Finish::Eos) => FinishReason::Eos,
-            End::Finished(Finish::Cancelled) => FinishReason::Cancelled,
+            End::Finished(Finish::Length) => Some(FinishReason::Length),
+            End::Finished(Finish::Eos) => Some(FinishReason::Eos),
+            End::Finished(Finish::Cancelled) => Some(FinishReason::Cancelled),
             End::Lost(reason) => {
-                let error = Error::new(ErrorKind::Failed, reason);
-                return self.channel.end(FinishReason::Error, String::new(), Some(error));
+                self.fail(Error::new(ErrorKind::Failed, reason));
+                None
             }
         };
-        if !self.channel.is_over() {
+        if let Some(reason) = reason.filter(|_| !self.channel.is_over()) {
             let done = self.finish(reason);
             self.check(done);
+        }
+        // The caller of this holds no lock.
+        if let Some(waker) = self.tell() {
+            waker.wake();
         }
     }
 }
@@ -143,7 +150,11 @@ impl Sink for RequestText {
 mod tests {
     use super::*;
     use crate::engine::handle::Handle;
+    use futures_core::Stream;
     use std::path::Path;
+    use std::pin::Pin;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::task::{Context, Wake};
 
     fn request(wanted: Wanted<'_>) -> (Box<RequestText>, Handle) {
         request_with(None, wanted)
@@ -218,6 +229,30 @@ mod tests {
             let all = handle.wait();
             assert_eq!((all.text.as_str(), all.reason), (text, reason), "{least}");
         }
+    }
+
+    struct Count(AtomicUsize);
+    impl Wake for Count {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// The lock of the results is held while tokens are taken.
+    #[test]
+    fn a_token_that_ends_a_request_wakes_nobody_by_itself() {
+        let wanted =
+            Wanted { stop: &[], eos: vec![], stop_token_ids: vec![5], min_new_tokens: 0, logprobs: 0 };
+        let (mut sink, mut handle) = request(wanted);
+        let count = Arc::new(Count(AtomicUsize::new(0)));
+        let waker = Waker::from(count.clone());
+        assert!(Pin::new(&mut handle).poll_next(&mut Context::from_waker(&waker)).is_pending());
+        assert!(!sink.token(token(5)));
+        let waker = sink.tell().expect("a task waits");
+        assert_eq!(count.0.load(Ordering::Relaxed), 0);
+        waker.wake();
+        assert_eq!(count.0.load(Ordering::Relaxed), 1);
+        assert!(sink.tell().is_none());
     }
 
     #[test]
