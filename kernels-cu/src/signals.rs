@@ -219,12 +219,7 @@ impl Drop for Running {
     }
 }
 
-/// Tells a running kernel to end, as Ctrl-C does, and any later one too.
-pub fn stop_kernel() {
-    STOP.store(true, Ordering::SeqCst);
-}
-
-/// True if a signal or [`stop_kernel`] has told the kernel to end.
+/// True if a signal has told the kernel to end.
 pub fn is_stopping() -> bool {
     STOP.load(Ordering::SeqCst)
 }
