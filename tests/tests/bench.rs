@@ -196,6 +196,14 @@ fn a_step_is_compared_with_a_plain_read_of_its_weights() {
 }
 
 #[test]
+fn a_read_rate_has_a_verdict() {
+    let found = object(Job::alone().of("mpk-bench").args(["memory", "--mebibytes", "8", "--threads", "2"]));
+    assert_eq!((&found["what"], &found["verdict"]["right"]), (&json!("memory"), &json!(true)), "{found}");
+    assert_eq!(found["verdict"]["passes"], 5 * 2 * 4, "{found}");
+    assert!(number(&found["read_bytes_per_second"]) > 0.0, "{found}");
+}
+
+#[test]
 fn prefill_of_two_ranks() {
     let model = tiny();
     let found =

@@ -72,7 +72,7 @@ enum What {
         /// Number of threads.
         #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=4096))]
         threads: u32,
-        /// Size of the buffer in MiB.
+        /// Size of the buffer in MiB. It should be many times larger than the caches.
         #[arg(long, default_value_t = 1200, value_parser = clap::value_parser!(u32).range(1..))]
         mebibytes: u32,
     },
@@ -153,9 +153,7 @@ fn run(args: Args) -> Result<(), AppError> {
             Ok(())
         }
         What::Memory { threads, mebibytes } => {
-            let rates = memory::read_rates(threads as usize, (mebibytes as usize) << 20, 5)?;
-            let best = rates.first().map_or(0.0, |rate| rate.bytes_per_second);
-            let object = json!({"threads": threads, "read_bytes_per_second": best, "patterns": rates});
+            let object = memory::figures(threads as usize, (mebibytes as usize) << 20, 5)?;
             print_line(&object.to_string())
         }
         What::Decode(case) => launch::cli::program::exit(decode::run(&case)),
