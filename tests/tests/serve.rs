@@ -5,7 +5,7 @@ use mpk_tests::http::Answer;
 use mpk_tests::server::{Server, example};
 use mpk_tests::{Job, ModelFile, Running};
 use serde_json::{Value, json};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 #[test]
 fn its_tokens_are_those_of_mpk_run() {
@@ -145,6 +145,41 @@ fn a_signal_lets_running_requests_finish() {
         assert_eq!(answer.last_event()["choices"][0]["finish_reason"], "length");
         running.wait().expect(0).expect_nothing_left();
     }
+}
+
+/// Until the model is loaded, there is nothing to drain.
+#[test]
+fn a_signal_while_the_model_loads_ends_the_server_at_once() {
+    let server =
+        |ranks| Job::new(ranks).of("mpk-serve").arg(example()).args(["--port", "0", "--backend", "cpu"]);
+    for signal in [libc::SIGTERM, libc::SIGINT] {
+        let mut running = server(1).start();
+        running.wait_for_log("graphs built");
+        // While it is stopped, it cannot get ready.
+        running.signal(libc::SIGSTOP);
+        running.signal(signal);
+        let begin = Instant::now();
+        running.signal(libc::SIGCONT);
+        let finished = running.wait();
+        assert!(begin.elapsed() < Duration::from_secs(10), "{:?}", begin.elapsed());
+        // A fast machine may be ready by then.
+        let drains = finished.stderr.contains("draining");
+        let expected = if drains { (Some(0), None) } else { (None, Some(signal)) };
+        assert_eq!((finished.status, finished.signal), expected, "{}", finished.stderr);
+        assert!(drains || finished.stderr.contains("the model is still loading"), "{}", finished.stderr);
+        assert!(finished.orphans.is_empty(), "{:?}", finished.orphans);
+    }
+    // Rank 0 waits for a rank that is not ready yet.
+    let job = server(2).args(["--debug-fault", "1:3:pause=60000"]).env("MPK_LOG", "debug");
+    let mut running = job.start();
+    running.wait_for_log("step 3:");
+    let begin = Instant::now();
+    running.signal_process(&running.ranks()[0], libc::SIGTERM);
+    let finished = running.wait();
+    assert!(begin.elapsed() < Duration::from_secs(15), "{:?}", begin.elapsed());
+    assert_ne!(finished.status, Some(0), "{}", finished.stderr);
+    assert!(!finished.stderr.contains("listening on"), "{}", finished.stderr);
+    assert!(finished.orphans.is_empty(), "{:?}", finished.orphans);
 }
 
 #[test]

@@ -116,6 +116,11 @@ fn tokens_do_not_depend_on_the_prefix_cache_and_its_hits_are_reported() {
             if cache.is_none() {
                 assert!(found[0] == 0 && found[1] > 0 && found[2] > 0 && found[3] == 0, "{found:?}");
                 assert_eq!(server.metric("prefix_cache_hits"), found.iter().sum::<u64>() as f64);
+                // A prompt that is shorter than a page counts too.
+                let short = ask(&"x".to_string());
+                let length = |answer: &Value| answer["usage"]["prompt_tokens"].as_u64().unwrap();
+                let lengths = answers.iter().chain([&short]).map(length).sum::<u64>();
+                assert_eq!(server.metric("prefix_cache_queries"), lengths as f64);
                 // A stream's last event has the same number.
                 let body = json!({"prompt": prompts[0], "max_tokens": 2, "stream": true,
                     "stream_options": {"include_usage": true}});

@@ -98,7 +98,10 @@ fn load(args: &ServeArgs, signals: Watched) -> i32 {
     };
     server.set_ready(loaded);
     watch_engine(&engine, server.app());
-    tell(format_args!("listening on http://{}", server.address()));
+    // A signal may have closed the port meanwhile.
+    if *server.app().phase.borrow() == Phase::Serving {
+        tell(format_args!("listening on http://{}", server.address()));
+    }
     end(server.wait(args.patience()), &engine)
 }
 
@@ -122,6 +125,7 @@ fn listen(args: &ServeArgs) -> Result<Server, AppError> {
 /// Starts to drain at the first signal. Returns false while the model is still loading.
 fn begin_to_drain(app: &App) -> bool {
     if *app.phase.borrow() == Phase::Loading {
+        tracing::info!("the model is still loading, so this signal ends the process at once");
         return false;
     }
     tracing::info!("draining: no new requests are accepted; a second signal ends the process at once");

@@ -3,13 +3,13 @@
 use super::backend::{Event, Events, Finish, Refusal, Sampling, Submission, Token};
 use super::error::ApiError;
 use super::generation::Generation;
+use super::limits::check_choices;
 use super::offsets::Offsets;
 use super::state::{App, Phase, Ready};
 use futures_util::StreamExt;
 use serde::Serialize;
 use std::pin::pin;
 use std::time::Instant;
-use taskgraph::words::counted;
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{OwnedSemaphorePermit, mpsc, watch};
 
@@ -174,16 +174,7 @@ impl Answers {
 pub fn start(app: &App, ready: &Ready, plan: Plan) -> Result<Answers, ApiError> {
     let Plan { prompts, max_tokens, generation, arrival } = plan;
     let choices = prompts.len() * generation.n;
-    let most = app.limits.choices.min(ready.all_places);
-    if choices > most {
-        let message = format!(
-            "{} x n = {} is more than {most}, the maximum number of answers per request",
-            counted(prompts.len(), "prompt"),
-            generation.n
-        );
-        let field = if generation.n == 1 { "prompt" } else { "n" };
-        return Err(ApiError::field(field, message));
-    }
+    check_choices(prompts.len(), generation.n, app.limits.choices.min(ready.all_places))?;
     let prompt_tokens = prompts.iter().map(Vec::len).sum();
     let usage = Usage { prompt_tokens, total_tokens: prompt_tokens, ..Usage::default() };
     if generation.max_tokens == Some(0) {
@@ -193,7 +184,11 @@ pub fn start(app: &App, ready: &Ready, plan: Plan) -> Result<Answers, ApiError> 
         (0..choices).for_each(|_| ready.metrics.end("length", 0, arrival.elapsed()));
         return Ok(Answers::empty(choices, generation.n, usage));
     }
-    let mut places = app.places(ready, choices)?;
+    let places = app.places(ready, choices);
+    // After the places are taken: a server that drains waits for all places. So either it waits for this request, or the request is
+    // refused here.
+    app.serving()?;
+    let mut places = places?;
     let mut submissions = Vec::with_capacity(choices);
     for (prompt, &max_new_tokens) in prompts.iter().zip(&max_tokens) {
         for answer in 0..generation.n {
@@ -309,8 +304,11 @@ impl Answer {
                 }
                 None => Some(Ending::Failed(self.lost())),
             };
+            // Without a tokenizer, tokens have no text.
+            let has_news = !progress.piece.text.is_empty()
+                || (ready.loaded.tokenizer.is_none() && !progress.piece.tokens.is_empty());
             // A whole answer is a single piece.
-            let wanted = ending.is_some() || (self.generation.stream && !progress.piece.text.is_empty());
+            let wanted = ending.is_some() || (self.generation.stream && has_news);
             if !wanted {
                 continue;
             }
@@ -388,103 +386,5 @@ async fn cut_off(phase: &mut watch::Receiver<Phase>) -> String {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::super::backend::{Backend, Capabilities, ModelInfo, Stats};
-    use super::super::limits::Limits;
-    use super::super::state::{Loaded, Shared};
-    use super::*;
-    use futures_util::stream;
-
-    /// An engine that accepts all requests or none, and never returns a token.
-    struct Silent {
-        accepts: bool,
-    }
-
-    impl Backend for Silent {
-        fn submit(&self, requests: Vec<Submission>) -> Result<Vec<Events>, Refusal> {
-            if !self.accepts {
-                return Err(Refusal::Full);
-            }
-            Ok(requests.iter().map(|_| Box::pin(stream::pending::<Event>()) as Events).collect())
-        }
-
-        fn stats(&self) -> Stats {
-            Stats::default()
-        }
-    }
-
-    fn app(accepts: bool, limits: Limits) -> App {
-        let model = ModelInfo {
-            name: "m".into(),
-            max_seq_len: 100,
-            vocab_size: 50,
-            max_batch: 4,
-            defaults: Sampling::default(),
-        };
-        let app = Shared::new(limits, None);
-        app.set_ready(Loaded {
-            backend: Box::new(Silent { accepts }),
-            model,
-            capabilities: Capabilities::default(),
-            tokenizer: None,
-            template: None,
-        });
-        app
-    }
-
-    /// As many prompts as `lengths`, with `n` answers each.
-    fn plan(lengths: &[usize], n: usize) -> Plan {
-        let generation = Generation {
-            stream: true,
-            include_usage: false,
-            n,
-            max_tokens: Some(7),
-            min_tokens: 0,
-            ignore_eos: false,
-            stop_token_ids: Vec::new(),
-            stop: Vec::new(),
-            sampling: Sampling::default(),
-            logprobs: None,
-            return_token_ids: false,
-        };
-        Plan {
-            prompts: lengths.iter().map(|&length| vec![1; length]).collect(),
-            max_tokens: vec![7; lengths.len()],
-            generation,
-            arrival: Instant::now(),
-        }
-    }
-
-    #[test]
-    fn only_accepted_requests_are_counted() {
-        // The tasks of the answers need a runtime, but they need not run.
-        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-        let _entered = runtime.enter();
-        for (accepts, requests, tokens) in [(true, 2, 5), (false, 0, 0)] {
-            let app = app(accepts, Limits::default());
-            let ready = app.ready.get().unwrap();
-            let answers = start(&app, ready, plan(&[2, 3], 2));
-            assert_eq!(answers.is_ok(), accepts);
-            let text = ready.metrics.text(&Stats::default());
-            for (name, count) in [
-                ("request_params_n_count", requests),
-                ("request_params_max_tokens_count", requests),
-                ("request_prompt_tokens_count", requests),
-                ("prompt_tokens_total", tokens),
-            ] {
-                let line = format!("mpk:{name}{{model_name=\"m\"}} {count}");
-                assert!(text.lines().any(|found| found == line), "{line}\n{text}");
-            }
-        }
-    }
-
-    #[test]
-    fn too_many_answers_name_the_field_that_asks_for_them() {
-        let app = app(true, Limits { choices: 3, ..Limits::default() });
-        for (prompts, n, field) in [(4, 1, "prompt"), (1, 4, "n"), (2, 2, "n")] {
-            let error = start(&app, app.ready.get().unwrap(), plan(&vec![1; prompts], n)).err().unwrap();
-            assert_eq!(error.param.as_deref(), Some(field), "{}", error.message);
-            assert!(error.message.contains("is more than 3, the maximum"), "{}", error.message);
-        }
-    }
-}
+#[path = "answers_test.rs"]
+mod tests;

@@ -111,9 +111,9 @@ pub struct Stats {
     pub waiting: u64,
     /// Share of the KV cache's pages in use, from 0 to 1.
     pub kv_usage: f64,
-    /// Prompt tokens looked up in the prefix cache so far.
+    /// Tokens of all prompts so far, if there is a prefix cache.
     pub prefix_queries: u64,
-    /// Those found there.
+    /// Those of them that it had.
     pub prefix_hits: u64,
     /// Number of times that a request was put back to make room.
     pub preemptions: u64,

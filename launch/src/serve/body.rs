@@ -123,7 +123,8 @@ async fn read(app: &Shared, request: Request) -> Result<(Vec<u8>, Memory, usize)
     }
 }
 
-fn no_memory() -> ApiError {
+/// The error if others have the memory.
+pub fn no_memory() -> ApiError {
     ApiError::unavailable("the server is reading too many requests at once", "busy")
 }
 
@@ -158,6 +159,11 @@ async fn discard(mut stream: BodyDataStream) {
 /// An answer of `text`, which is JSON.
 pub fn json_body(text: String) -> Response {
     json(Body::from(text))
+}
+
+/// An answer of `text`, which is JSON. It keeps `memory` until it is sent.
+pub fn kept_json_body(memory: Memory, text: String) -> Response {
+    json(Body::new(Unsent::held(memory, text)))
 }
 
 /// An answer of `text`, which is JSON. It keeps `memory` until it is sent, and takes more if the body was shorter.

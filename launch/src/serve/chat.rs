@@ -43,10 +43,11 @@ pub async fn handle(State(app): State<App>, request: Request) -> Result<Response
                 Some(check_logprobs(name, top, can)?)
             }
         };
+        let add_special_tokens = fields.flag("add_special_tokens")?;
         let conversation = Conversation::read(&mut fields)?;
         // Rendering and encoding can take long.
         drop(fields);
-        let rendered = conversation.render(loaded)?;
+        let rendered = conversation.render(loaded, add_special_tokens)?;
         drop(conversation);
         Ok((generation, prompts::encode(loaded, &rendered, "messages")?))
     })

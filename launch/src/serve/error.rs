@@ -4,6 +4,7 @@ use axum::body::Body;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
+use std::borrow::Cow;
 
 /// An error that a client gets instead of an answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,6 +25,9 @@ pub struct ApiError {
 
 const INVALID: &str = "invalid_request_error";
 const SERVER: &str = "server_error";
+
+/// Maximum number of characters of a message, and of the name of a field. Both may quote the request, which may be long.
+const LONGEST: usize = 2000;
 
 impl ApiError {
     fn new(status: StatusCode, kind: &'static str, message: impl Into<String>) -> Self {
@@ -145,9 +149,9 @@ impl ApiError {
     /// The JSON object that clients get, in a body or in a stream.
     pub fn object(&self) -> Value {
         json!({"error": {
-            "message": self.message,
+            "message": cut(&self.message),
             "type": self.kind,
-            "param": self.param,
+            "param": self.param.as_deref().map(cut),
             "code": self.code,
         }})
     }
@@ -166,5 +170,31 @@ impl IntoResponse for ApiError {
             headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
         response
+    }
+}
+
+/// The beginning of a long text.
+fn cut(text: &str) -> Cow<'_, str> {
+    match text.char_indices().nth(LONGEST) {
+        None => Cow::Borrowed(text),
+        Some((end, _)) => Cow::Owned(format!("{}...", &text[..end])),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_never_repeats_a_long_request() {
+        let long = "é".repeat(1 << 20);
+        let object = ApiError::no_model(&long, "m").object();
+        let message = object["error"]["message"].as_str().unwrap();
+        assert!(message.starts_with("the model \"éé") && message.ends_with("é..."));
+        assert_eq!(message.chars().count(), LONGEST + 3);
+        let object = ApiError::unsupported(long, "not supported").object();
+        assert_eq!(object["error"]["message"], "not supported");
+        assert_eq!(object["error"]["param"].as_str().unwrap().chars().count(), LONGEST + 3);
+        assert_eq!(ApiError::invalid("x").object()["error"]["param"], Value::Null);
     }
 }

@@ -1,9 +1,10 @@
 //! What the answers of completions and chats have in common: either a stream or one object, with the same first fields.
 
 use super::answers::{self, Plan, Shown, Usage, Whole};
-use super::body::json_body;
+use super::body::{json_body, kept_json_body};
 use super::error::ApiError;
 use super::generation::Generation;
+use super::memory::Memory;
 use super::sse;
 use super::state::{App, Ready, now};
 use crate::model::tokenizer::Tokenizer;
@@ -15,6 +16,11 @@ use serde_json::{Value, json};
 pub trait Format: sse::Events {
     /// The object with all answers.
     fn object(&self, all: Vec<Whole>, usage: Usage) -> Value;
+
+    /// The memory that the object keeps until it is sent, if it needs any.
+    fn take_memory(&mut self) -> Option<Memory> {
+        None
+    }
 }
 
 /// Submits `plan` to the engine, and answers with a stream or with one object, as the request asks.
@@ -25,7 +31,7 @@ pub async fn respond<F: Format>(
     app: &App,
     ready: &Ready,
     plan: Plan,
-    format: F,
+    mut format: F,
 ) -> Result<Response, ApiError> {
     let (stream, include_usage) = (plan.generation.stream, plan.generation.include_usage);
     let answers = answers::start(app, ready, plan)?;
@@ -33,7 +39,11 @@ pub async fn respond<F: Format>(
         return Ok(sse::response(answers, format, include_usage));
     }
     let (all, usage) = answers.whole().await?;
-    Ok(json_body(format.object(all, usage).to_string()))
+    let text = format.object(all, usage).to_string();
+    Ok(match format.take_memory() {
+        Some(memory) => kept_json_body(memory, text),
+        None => json_body(text),
+    })
 }
 
 /// The names in an endpoint's objects.

@@ -19,6 +19,8 @@ pub struct Generation {
     pub n: usize,
     /// Maximum number of new tokens, if the request sets it.
     pub max_tokens: Option<u32>,
+    /// The name of the field that sets it.
+    pub max_tokens_name: &'static str,
     /// The answer does not end before this many new tokens.
     pub min_tokens: u32,
     /// Continue after an end-of-sequence token.
@@ -74,14 +76,16 @@ pub fn read(
     }
     let most = i64::from(u32::MAX);
     let least = i64::from(least);
-    let max_tokens = fields.integer("max_tokens", least, most)?;
-    let max_tokens =
-        fields.integer("max_completion_tokens", least, most)?.or(max_tokens).map(|value| value as u32);
+    let older = fields.integer("max_tokens", least, most)?;
+    let newer = fields.integer("max_completion_tokens", least, most)?;
+    let max_tokens_name = if newer.is_some() { "max_completion_tokens" } else { "max_tokens" };
+    let max_tokens = newer.or(older).map(|value| value as u32);
     let min_tokens = fields.integer("min_tokens", 0, most)?.unwrap_or(0) as u32;
     if min_tokens > 0 {
         require(can.min_tokens, "min_tokens")?;
         if max_tokens.is_some_and(|max_tokens| min_tokens > max_tokens) {
-            return Err(ApiError::field("min_tokens", "`min_tokens` is more than `max_tokens`"));
+            let message = format!("`min_tokens` is more than `{max_tokens_name}`");
+            return Err(ApiError::field("min_tokens", message));
         }
     }
     let ignore_eos = fields.flag("ignore_eos")?;
@@ -98,6 +102,7 @@ pub fn read(
         include_usage,
         n: n as usize,
         max_tokens,
+        max_tokens_name,
         min_tokens,
         ignore_eos,
         stop_token_ids,
@@ -348,6 +353,8 @@ mod tests {
         let ends = json!({"repetition_penalty": 0.01, "temperature": 100});
         assert_eq!((sampling(ends.clone()).repetition_penalty, sampling(ends).temperature), (0.01, 100.0));
         let generation = read_with(json!({"max_tokens": 3, "max_completion_tokens": 5}), ALL).unwrap();
-        assert_eq!(generation.max_tokens, Some(5));
+        assert_eq!((generation.max_tokens, generation.max_tokens_name), (Some(5), "max_completion_tokens"));
+        let generation = read_with(json!({"max_tokens": 3}), ALL).unwrap();
+        assert_eq!((generation.max_tokens, generation.max_tokens_name), (Some(3), "max_tokens"));
     }
 }

@@ -1,7 +1,9 @@
 //! Limits on the memory and time that clients can use.
 
+use super::error::ApiError;
 use crate::model::model_json::{LONGEST_STOP, MOST_STOPS};
 use std::time::Duration;
+use taskgraph::words::counted;
 
 /// Limits of a server. The defaults suit a server on a trusted network.
 #[derive(Clone, Copy, Debug)]
@@ -20,9 +22,14 @@ pub struct Limits {
     pub head_time: Duration,
     /// Time until a request's body is complete.
     pub body_time: Duration,
-    /// How long a client may read nothing of an answer before its connection is closed.
+    /// How long a client that has read nothing yet may let its answer wait. After that its connection is closed.
     pub write_time: Duration,
-    /// How long a full channel waits for its reader before the request is cancelled.
+    /// Bytes that a client must read per second, on average, while its answer waits.
+    pub slowest_reader: u32,
+    /// Maximum pause of a client that has read more than that before.
+    pub longest_pause: Duration,
+    /// How long a full channel waits for its reader before the request is cancelled. Longer than `longest_pause`, so that the client's
+    /// connection decides.
     pub reader_time: Duration,
     /// Pieces of an answer that can wait for their reader.
     pub pieces: usize,
@@ -51,7 +58,9 @@ impl Default for Limits {
             head_time: Duration::from_secs(30),
             body_time: Duration::from_secs(30),
             write_time: Duration::from_secs(30),
-            reader_time: Duration::from_secs(30),
+            slowest_reader: 256,
+            longest_pause: Duration::from_secs(120),
+            reader_time: Duration::from_secs(150),
             pieces: 64,
             queued_requests: 256,
             choices: 128,
@@ -61,4 +70,19 @@ impl Default for Limits {
             last_words: Duration::from_secs(1),
         }
     }
+}
+
+/// Checks the number of answers that a request asks for: `n` for each prompt.
+///
+/// # Errors
+/// There are more than `most`.
+pub fn check_choices(prompts: usize, n: usize, most: usize) -> Result<(), ApiError> {
+    if prompts.saturating_mul(n) <= most {
+        return Ok(());
+    }
+    let message = format!(
+        "{} x n = {n} is more than {most}, the maximum number of answers per request",
+        counted(prompts, "prompt")
+    );
+    Err(ApiError::field(if n == 1 { "prompt" } else { "n" }, message))
 }

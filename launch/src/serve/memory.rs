@@ -114,7 +114,12 @@ impl Unsent {
         memory.drop_values();
         // An answer can be many times longer than its body, and longer than all the memory.
         memory.grow(app, text.len().min(app.limits.all_bodies_bytes / 4))?;
-        Ok(Unsent { text, sent: 0, _memory: memory })
+        Ok(Unsent::held(memory, text))
+    }
+
+    /// An answer of `text` that keeps `memory`, which needs to be no larger.
+    pub fn held(memory: Memory, text: String) -> Self {
+        Unsent { text, sent: 0, _memory: memory }
     }
 }
 

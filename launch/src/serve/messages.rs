@@ -55,17 +55,19 @@ impl Conversation {
         Ok(Conversation { messages, rendering })
     }
 
-    /// Renders the prompt with the checkpoint's chat template.
+    /// Renders the prompt with the checkpoint's chat template. A template writes its special tokens itself. With `add_special_tokens`,
+    /// the prompt also gets those that the tokenizer adds to a text.
     ///
     /// # Errors
     /// There is no template, or it refuses the messages.
-    pub fn render(&self, loaded: &Loaded) -> Result<Prompt, ApiError> {
+    pub fn render(&self, loaded: &Loaded, add_special_tokens: bool) -> Result<Prompt, ApiError> {
         let template = loaded.template.as_ref().ok_or_else(|| {
             let message = "the model has no chat template; use /v1/completions";
             ApiError::field("messages", message)
         })?;
         let text = template.render(&self.messages, &self.rendering);
-        text.map(Prompt::Rendered).map_err(|error| of_input("messages", &error))
+        let text = text.map_err(|error| of_input("messages", &error))?;
+        Ok(if add_special_tokens { Prompt::Text(text) } else { Prompt::Rendered(text) })
     }
 }
 
@@ -179,7 +181,23 @@ fn tools(list: Vec<Value>) -> Result<Vec<Value>, ApiError> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::backend::{
+        Backend, Capabilities, Events, ModelInfo, Refusal, Sampling, Stats, Submission,
+    };
     use super::*;
+    use crate::model::chat_template::ChatTemplate;
+
+    struct Nothing;
+
+    impl Backend for Nothing {
+        fn submit(&self, _: Vec<Submission>) -> Result<Vec<Events>, Refusal> {
+            Err(Refusal::Full)
+        }
+
+        fn stats(&self) -> Stats {
+            Stats::default()
+        }
+    }
 
     fn read(value: Value) -> Result<Conversation, ApiError> {
         let Value::Object(object) = value else { panic!("an object") };
@@ -197,6 +215,28 @@ mod tests {
         assert_eq!(conversation.messages[0]["content"], "a\nb");
         assert_eq!(conversation.messages[1]["tool_calls"][0]["function"]["arguments"], json!({"x": 1}));
         assert_eq!(conversation.messages[1]["tool_calls"][1]["function"]["arguments"], "not JSON");
+    }
+
+    #[test]
+    fn the_tokenizer_adds_special_tokens_only_if_asked() {
+        let template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}";
+        let loaded = Loaded {
+            backend: Box::new(Nothing),
+            model: ModelInfo {
+                name: "m".into(),
+                max_seq_len: 100,
+                vocab_size: 50,
+                max_batch: 4,
+                defaults: Sampling::default(),
+            },
+            capabilities: Capabilities::default(),
+            tokenizer: None,
+            template: Some(ChatTemplate::parse("chat_template.jinja".as_ref(), template).unwrap()),
+        };
+        let conversation = read(json!({"messages": [{"role": "user", "content": "x"}]})).unwrap();
+        let text = "<user>x".to_string();
+        assert_eq!(conversation.render(&loaded, false), Ok(Prompt::Rendered(text.clone())));
+        assert_eq!(conversation.render(&loaded, true), Ok(Prompt::Text(text)));
     }
 
     #[test]

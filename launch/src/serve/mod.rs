@@ -16,6 +16,7 @@
 pub mod answers;
 pub mod auth;
 pub mod backend;
+mod backlog;
 mod body;
 mod chat;
 mod completions;

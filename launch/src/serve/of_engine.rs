@@ -8,6 +8,7 @@ use crate::engine::{
     self, End, Engine, Error, ErrorKind, FinishReason, Handle, Reader, Request, SamplingParams,
 };
 use crate::model::chat_template::ChatTemplate;
+use crate::model::model_json::PrefixCache;
 use crate::model::prompts::Prompt;
 use futures_util::StreamExt;
 use std::sync::Arc;
@@ -67,15 +68,22 @@ impl Backend for OfEngine {
     }
 
     fn stats(&self) -> Stats {
-        let stats = self.engine.stats();
-        Stats {
-            running: stats.running,
-            waiting: stats.waiting,
-            kv_usage: f64::from(stats.kv_pages_used) / f64::from(stats.kv_pages.max(1)),
-            prefix_queries: stats.prefix_queries,
-            prefix_hits: stats.prefix_hits,
-            preemptions: stats.preemptions,
-        }
+        let prefix_cache = self.engine.info().model.runtime.prefix_cache == PrefixCache::On;
+        stats(&self.engine.stats(), prefix_cache)
+    }
+}
+
+/// The statistics of an engine with or without a prefix cache.
+fn stats(stats: &engine::Stats, prefix_cache: bool) -> Stats {
+    Stats {
+        running: stats.running,
+        waiting: stats.waiting,
+        kv_usage: f64::from(stats.kv_pages_used) / f64::from(stats.kv_pages.max(1)),
+        // The kernel leaves out prompts that cannot be found, such as those shorter than a page. As in vLLM, they count here. A prompt
+        // is counted before the kernel gets it, so hits are never more.
+        prefix_queries: if prefix_cache { stats.prompt_tokens } else { 0 },
+        prefix_hits: stats.prefix_hits,
+        preemptions: stats.preemptions,
     }
 }
 
@@ -133,4 +141,20 @@ fn events(handle: Handle, shown: Option<u32>) -> Events {
             Event::End(text, finish, cached_tokens)
         }
     }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_prompt_counts_as_looked_up_if_there_is_a_prefix_cache() {
+        // The kernel has looked up one of two prompts.
+        let of_engine =
+            engine::Stats { prompt_tokens: 70, prefix_queries: 64, prefix_hits: 48, ..Default::default() };
+        let on = stats(&of_engine, true);
+        assert_eq!((on.prefix_queries, on.prefix_hits), (70, 48));
+        let off = engine::Stats { prompt_tokens: 70, ..Default::default() };
+        assert_eq!(stats(&off, false).prefix_queries, 0);
+    }
 }

@@ -55,11 +55,10 @@ const OPEN: &str = "application/openmetrics-text";
 pub async fn metrics(State(app): State<App>, headers: HeaderMap) -> Result<Response, ApiError> {
     let loading = || ApiError::unavailable("the model is loading", "loading");
     let ready = app.ready.get().ok_or_else(loading)?;
-    let stats = match &*app.phase.borrow() {
-        // A lost engine cannot be asked.
-        Phase::Lost(_) => Default::default(),
-        _ => ready.loaded.backend.stats(),
-    };
+    // The engine takes its own locks, so the phase is not borrowed meanwhile.
+    let lost = matches!(&*app.phase.borrow(), Phase::Lost(_));
+    // A lost engine cannot be asked.
+    let stats = if lost { Default::default() } else { ready.loaded.backend.stats() };
     let open = ready.metrics.text(&stats);
     let (text, kind) = if names_open(&headers) {
         (open, "application/openmetrics-text; version=1.0.0; charset=utf-8")

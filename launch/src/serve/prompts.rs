@@ -118,7 +118,7 @@ pub fn plan(
                      most {room}",
                     counted(length, "token")
                 );
-                Err(ApiError::too_long("max_tokens", message))
+                Err(ApiError::too_long(generation.max_tokens_name, message))
             }
             Some(wanted) => Ok(wanted),
             None => Ok(default.map_or(room, |default| default.max(generation.min_tokens).min(room))),

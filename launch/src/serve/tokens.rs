@@ -45,12 +45,8 @@ pub async fn tokenize(State(app): State<App>, request: Request) -> Result<Respon
             return Err(ApiError::field("prompt", "give either `prompt` or `messages`, not both"));
         }
         drop(fields);
-        // A chat template writes its special tokens itself.
         let (prompt, param) = match (conversation, text) {
-            (Some(conversation), _) => match (conversation.render(loaded)?, special) {
-                (Prompt::Rendered(text), Some(true)) => (Prompt::Text(text), "messages"),
-                (prompt, _) => (prompt, "messages"),
-            },
+            (Some(conversation), _) => (conversation.render(loaded, special == Some(true))?, "messages"),
             (None, Some(text)) if special == Some(false) => (Prompt::Rendered(text), "prompt"),
             (None, Some(text)) => (Prompt::Text(text), "prompt"),
             (None, None) => return Err(ApiError::field("prompt", "`prompt` or `messages` is missing")),
