@@ -131,7 +131,7 @@ impl Tables {
 }
 
 /// The values in force, found without any other rank: those of the table if one was measured here, otherwise those that come with the
-/// program ([`measured`]), overridden by those that were given.
+/// program (`measured.rs`), overridden by those that were given.
 ///
 /// # Errors
 /// A knob does not allow its value, or the table is broken.
