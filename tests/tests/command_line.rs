@@ -41,6 +41,18 @@ fn json_is_one_object_of_the_contract() {
     }
 }
 
+/// All prompts wait at once.
+#[test]
+fn there_may_be_thousands_of_prompts() {
+    let prompts = vec![[1, 2, 3]; 1500];
+    let generate = json!({"prompt_tokens": prompts, "max_new_tokens": 1, "ignore_eos": true});
+    let model = ModelFile::of_fixture("qwen3").set("max_batch", 8).set("generate", generate);
+    let found = Job::new(1).arg(model.path()).run_json();
+    assert!(
+        found.requests.len() == 1500 && found.requests.iter().all(|r| r.tokens == found.requests[0].tokens)
+    );
+}
+
 #[test]
 fn log_probabilities_are_sorted_and_sum_to_one() {
     let model = ModelFile::of_fixture("mistral");

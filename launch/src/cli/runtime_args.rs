@@ -132,6 +132,8 @@ impl RuntimeArgs {
             unprotected: self.unprotected(),
             stall: self.debug_stall.clone(),
             fault: self.debug_fault.as_deref().and_then(Fault::parse),
+            // All requests are submitted at once.
+            max_waiting: usize::MAX,
             ..default
         }
     }

@@ -43,10 +43,11 @@ pub struct GenerationConfig {
 
 /// Fields of generation_config.json that change the answer in transformers and have no effect here, unless they have the value that
 /// changes nothing.
-const WITHOUT_EFFECT: [&str; 20] = [
+const WITHOUT_EFFECT: [&str; 25] = [
     "bad_words_ids",
     "begin_suppress_tokens",
     "constraints",
+    "dola_layers",
     "encoder_no_repeat_ngram_size",
     "encoder_repetition_penalty",
     "epsilon_cutoff",
@@ -56,14 +57,18 @@ const WITHOUT_EFFECT: [&str; 20] = [
     "forced_bos_token_id",
     "forced_eos_token_id",
     "guidance_scale",
+    "max_time",
     "min_length",
     "min_new_tokens",
     "no_repeat_ngram_size",
     "num_beams",
+    "penalty_alpha",
     "sequence_bias",
     "stop_strings",
     "suppress_tokens",
+    "top_h",
     "typical_p",
+    "watermarking_config",
 ];
 
 /// True if a field without effect has a value that changes nothing in transformers either.

@@ -21,6 +21,7 @@
 
 mod files;
 pub mod limit;
+mod methods;
 mod python;
 mod tags;
 #[cfg(test)]
@@ -31,7 +32,6 @@ use jiff::Zoned;
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::Rest;
 use minijinja::{AutoEscape, Environment, Error, ErrorKind, Value};
-use minijinja_contrib::pycompat::unknown_method_callback;
 use serde::Deserialize;
 use serde_json::{Map, Value as Json};
 
@@ -91,7 +91,7 @@ impl ChatTemplate {
         let mut environment = Environment::new();
         environment.set_syntax(white_space_of_transformers());
         environment.set_auto_escape_callback(|_| AutoEscape::None);
-        environment.set_unknown_method_callback(unknown_method_callback);
+        environment.set_unknown_method_callback(methods::call);
         environment.set_fuel(Some(MOST_STEPS));
         environment.set_formatter(|out, _, value| {
             if value.is_undefined() {
@@ -101,6 +101,16 @@ impl ChatTemplate {
         });
         environment.add_filter("tojson", python::to_json);
         environment.add_filter("string", |value: Value| python::text(&value));
+        for name in ["e", "escape"] {
+            environment.add_filter(name, |value: Value| methods::escape(&python::text(&value)));
+        }
+        environment.add_filter("trim", |value: Value, characters: Option<String>| {
+            let text = python::text(&value);
+            match characters {
+                Some(characters) => text.trim_matches(|c| characters.contains(c)).to_string(),
+                None => text.trim_matches(methods::is_space).to_string(),
+            }
+        });
         // Python cannot iterate over None.
         environment.add_test("iterable", |value: Value| !value.is_none() && value.try_iter().is_ok());
         environment.add_function("raise_exception", |message: String| -> Result<Value, Error> {

@@ -145,11 +145,11 @@ impl Checkpoint {
     /// Checks that all tensors of `config`'s model exist with the right shape and a supported dtype. `expected` lists them
     /// with their shapes.
     ///
-    /// Tensors that the model does not need are ignored, such as `lm_head.weight` of a model with tied embeddings. A warning
-    /// names them.
+    /// Tensors that the model does not need are ignored. A warning names them. The `lm_head.weight` of a model with tied embeddings is
+    /// ignored silently if it is the embedding.
     ///
     /// # Errors
-    /// The first tensor that is missing or differs, with both shapes.
+    /// The first tensor that is missing or differs, with both shapes. A head that contradicts tied embeddings.
     pub fn validate(
         &self,
         config: &ModelConfig,
@@ -172,6 +172,9 @@ impl Checkpoint {
                 });
             }
         }
+        if config.tie_word_embeddings {
+            self.check_spare_head()?;
+        }
         let known: std::collections::HashSet<&str> = expected.iter().map(|(name, _)| name.as_str()).collect();
         let mut unused: Vec<&str> = self
             .names()
@@ -190,6 +193,25 @@ impl Checkpoint {
             );
         }
         Ok(())
+    }
+
+    /// If embeddings are tied, the head is the embedding. A checkpoint may store it all the same, but not with other values: transformers
+    /// would use these.
+    fn check_spare_head(&self) -> Result<(), InputError> {
+        let (Ok(head), Ok(table)) = (self.tensor("lm_head.weight"), self.tensor("model.embed_tokens.weight"))
+        else {
+            return Ok(());
+        };
+        if head.shape == table.shape && head.dtype == table.dtype && head.bytes() == table.bytes() {
+            return Ok(());
+        }
+        Err(InputError::Tensor {
+            path: head.path().into(),
+            tensor: "lm_head.weight".into(),
+            problem: "differs from `model.embed_tokens.weight`, but config.json says tie_word_embeddings: true; to use both, \
+                      set it to false, otherwise remove this tensor"
+                .into(),
+        })
     }
 }
 

@@ -227,6 +227,15 @@ fn checkpoints_that_contradict_the_configuration_are_refused() {
     let all = tensors(&untied);
     open_bytes(&zeros(&all)).unwrap().validate(&untied, &tensors(&untied)).unwrap();
     open_bytes(&zeros(&all)).unwrap().validate(&tied, &tensors(&tied)).expect("a spare lm_head is ignored");
+    // But not one with other values.
+    let mut other = zeros(&all);
+    let size = |(_, shape): &(String, Vec<usize>)| 4 * shape.iter().product::<usize>();
+    let head = all.iter().position(|(name, _)| name == "lm_head.weight").unwrap();
+    let after_head: usize = all[head..].iter().map(size).sum();
+    let first = other.len() - after_head;
+    other[first] = 1;
+    let message = open_bytes(&other).unwrap().validate(&tied, &tensors(&tied)).unwrap_err().to_string();
+    assert!(message.contains("lm_head.weight") && message.contains("tie_word_embeddings"), "{message}");
 
     let without_head = tensors(&tied);
     let message = open_bytes(&zeros(&without_head))

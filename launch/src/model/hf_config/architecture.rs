@@ -85,7 +85,7 @@ pub trait Architecture: std::fmt::Debug + Sync {
     }
 }
 
-/// Refuses what is not implemented for any architecture: quantised checkpoints, MLP biases, soft-capping.
+/// Refuses what is not implemented for any architecture: quantised checkpoints, MLP biases, attention to later positions, soft-capping.
 ///
 /// # Errors
 /// The configuration asks for one of them.
@@ -99,6 +99,10 @@ pub fn refuse_in_any(fields: &Fields<'_>) -> Result<(), InputError> {
     }
     if fields.bool("mlp_bias")? == Some(true) {
         return Err(fields.unsupported("mlp_bias", "an MLP with biases", "only false is supported"));
+    }
+    if fields.bool("is_causal")? == Some(false) {
+        let fix = "only true is supported";
+        return Err(fields.unsupported("is_causal", "attention to later positions", fix));
     }
     for name in ["attn_logit_softcapping", "final_logit_softcapping", "logit_softcapping"] {
         if fields.get(name).is_some() {

@@ -22,6 +22,25 @@ fn llama() -> Value {
         "num_key_value_heads": 2, "num_hidden_layers": 2, "intermediate_size": 96, "vocab_size": 1000})
 }
 
+/// transformers takes null for false, but a missing field for true.
+#[test]
+fn null_for_truncate_of_yarn_is_false() {
+    let rope = |more: Value| {
+        let scaling = with(json!({"type": "yarn", "factor": 4}), more);
+        parse(with(llama(), json!({"rope_scaling": scaling}))).unwrap().rope
+    };
+    let (missing, null) = (rope(json!({})), rope(json!({"truncate": null})));
+    assert_eq!((&missing, &null), (&rope(json!({"truncate": true})), &rope(json!({"truncate": false}))));
+    assert_ne!(missing, null);
+}
+
+#[test]
+fn attention_to_later_positions_is_refused() {
+    assert!(parse(with(llama(), json!({"is_causal": true}))).is_ok());
+    let message = parse(with(llama(), json!({"is_causal": false}))).unwrap_err();
+    assert!(message.contains("is_causal") && message.contains("only true is supported"), "{message}");
+}
+
 /// The config.json of Llama-3.2-1B, as transformers 4 wrote it.
 #[test]
 fn llama_3_2_as_transformers_4_writes_it() {

@@ -55,7 +55,8 @@ impl Yarn {
             beta_fast: or_default("beta_fast", 32.0)?,
             beta_slow: or_default("beta_slow", 1.0)?,
             original_max_position_embeddings: original,
-            truncate: own.bool("truncate")?.unwrap_or(true),
+            // transformers takes null for false.
+            truncate: own.bool("truncate")?.unwrap_or(own.raw("truncate").is_none()),
         })
     }
 
