@@ -8,7 +8,7 @@ use serde_json::json;
 /// of different lengths decode together.
 #[test]
 fn two_ranks_have_the_cpus_log_probabilities() {
-    let Some(emulator) = Emulator::new() else { return };
+    let Some(emulator) = Emulator::quick() else { return };
     let config = json!({
         "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_size": 192, "intermediate_size": 512,
         "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64,
