@@ -199,6 +199,13 @@ mod tests {
     use tokio::io::AsyncReadExt;
     use tokio::runtime::Builder;
 
+    /// A client, and the server's end of its connection.
+    async fn connected() -> (TcpStream, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        (client, listener.accept().await.unwrap().0)
+    }
+
     #[test]
     fn a_client_that_reads_a_few_bytes_now_and_then_is_cut_off() {
         let limits = Limits {
@@ -209,9 +216,7 @@ mod tests {
         };
         let runtime = Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
-            let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-            let mut client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
-            let (stream, _) = listener.accept().await.unwrap();
+            let (mut client, stream) = connected().await;
             let reader = tokio::spawn(async move {
                 while client.read(&mut [0; 8]).await.is_ok_and(|count| count > 0) {
                     sleep(Duration::from_millis(10)).await;
@@ -232,9 +237,7 @@ mod tests {
         let limits = Limits { write_time: Duration::from_secs(30), slowest_reader: 1, ..Limits::default() };
         let runtime = Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
-            let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-            let mut client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
-            let (stream, _) = listener.accept().await.unwrap();
+            let (mut client, stream) = connected().await;
             let reader = tokio::spawn(async move {
                 let mut all = Vec::new();
                 client.read_to_end(&mut all).await.map(|_| all.len())
