@@ -16,7 +16,7 @@
 use crate::abi::{self, mpk_task_wide_linear, mpk_wide_linear_params, params_words};
 use crate::registry::{GpuSite, Registration};
 use crate::tasks::contract;
-use crate::tasks::linear_family::{gpu_layout, rows_of};
+use crate::tasks::linear_family::gated::{gpu_layout, rows_of};
 use crate::tasks::operand::gpu_float;
 use crate::tasks::wide::{is_narrow, is_wide, matrix, narrow_dims, tall_tiles, wide_dims};
 use crate::tasks::wide_order::in_order;

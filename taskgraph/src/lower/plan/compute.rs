@@ -1,0 +1,136 @@
+//! Adds the slots of an operator that tasks of registered types compute, step by step, and what its steps send.
+
+use super::Plan;
+use crate::collective::JOINED_ROWS;
+use crate::lower::collectives::{CutStep, cut_exchange};
+use crate::lower::joined::Joins;
+use crate::lower::own_rows::spread;
+use crate::lower::stores::{Stored, Storing};
+use crate::lower::types::{Dims, LocalClass, OwnStep, SlotKind};
+use crate::op_graph::{Op, OpGraph, Rows};
+use crate::task_graph::Space;
+use crate::task_type::ExpansionOperand;
+
+/// What an operator has to do with the collectives before and after it.
+#[derive(Clone, Copy)]
+pub(super) struct Around<'a> {
+    /// If each rank has its own rows of an input, a sum: the slot in which that sum first sends.
+    pub completes: Option<u32>,
+    /// Present if the operator stores its output with the ranks that sum it.
+    pub storing: Option<&'a Storing>,
+}
+
+impl Plan {
+    /// Adds the temporaries and slots of an operator. `push` adds the buffer into which an output is pushed: (output, buffer). Returns the
+    /// first slot of the step that stores its tiles with their owners, if there is one.
+    pub(super) fn add_compute(
+        &mut self,
+        graph: &OpGraph,
+        op: &Op,
+        class: &[LocalClass],
+        around: Around<'_>,
+        joins: &mut Joins,
+        push: impl FnOnce(&mut Self) -> Option<(u8, u32)>,
+    ) -> Option<u32> {
+        let mut first_store = None;
+        let mut temporaries = Vec::new();
+        for (i, (suffix, ty)) in class[0].temporaries.iter().enumerate() {
+            let is_sent = class[0].own.is_some_and(|own| own.temporary == i);
+            let space = if is_sent { Space::Symmetric } else { Space::Device };
+            let name = format!("{}{suffix}", op.name);
+            let dims = class.iter().map(|c| Dims::new(&c.temporaries[i].1.dims)).collect();
+            temporaries.push(self.add_activation(name, ty.dtype, ty.rows, space, dims));
+        }
+        let pushed = push(self);
+        for (i, step) in class[0].steps.iter().enumerate() {
+            self.op_names.push(format!("{}{}", op.name, step.suffix));
+            let resolve = |operands: &[ExpansionOperand]| -> Vec<u32> {
+                operands
+                    .iter()
+                    .map(|operand| match *operand {
+                        ExpansionOperand::Input(i) => op.inputs[i],
+                        ExpansionOperand::Output(i) => op.outputs[i],
+                        ExpansionOperand::Temporary(i) => temporaries[i],
+                    })
+                    .collect()
+            };
+            if let Some(storing) = around.storing.filter(|storing| storing.step == i) {
+                first_store = Some(self.add_stores(storing, resolve(&step.inputs)));
+                continue;
+            }
+            let mut outputs = resolve(&step.outputs);
+            // If there are several steps, the one that writes the operator's output pushes.
+            let push = pushed.and_then(|(pushed, buffer)| {
+                let output = ExpansionOperand::Output(usize::from(pushed));
+                let at = step.outputs.iter().position(|&operand| operand == output)?;
+                outputs[at] = buffer;
+                Some(at as u8)
+            });
+            let joined = (i == 0 && push.is_none()).then(|| self.joined(joins, class, &op.inputs)).flatten();
+            if let Some((sum, parts)) = joined {
+                let mut others = step.inputs.clone();
+                others.retain(|&operand| operand != sum);
+                self.extend_sum(&resolve(&others), &outputs, &parts);
+            } else {
+                let kind = SlotKind::Compute { push };
+                let part = |rank: u32| class[rank as usize].steps[i].part;
+                joins.note(self.slots.len(), step);
+                self.add_slot(kind, resolve(&step.inputs), outputs, part);
+            }
+            if let Some(own) = class[0].own.filter(|own| own.step == i) {
+                let kind = graph.tensors[op.inputs[own.input] as usize].rows;
+                self.add_spread(own, temporaries[own.temporary], kind, around.completes);
+            }
+        }
+        first_store
+    }
+
+    /// The parts that do the work of the last slot, a sum, together with the operator's first step, which reads the sum's rows; and which
+    /// input of the step the sum is.
+    fn joined(
+        &mut self,
+        joins: &mut Joins,
+        class: &[LocalClass],
+        inputs: &[u32],
+    ) -> Option<(ExpansionOperand, Vec<u32>)> {
+        if self.options.target.tuned(&JOINED_ROWS) == 0 {
+            return None;
+        }
+        let sums: Vec<u32> = self.part_of.iter().filter_map(|slots| slots.last().copied()).collect();
+        joins.join(&self.slots, &sums, inputs, class, &mut self.parts)
+    }
+
+    /// Gives the last slot, a sum, these parts and further operands.
+    fn extend_sum(&mut self, inputs: &[u32], outputs: &[u32], parts: &[u32]) {
+        if let Some(slot) = self.slots.last_mut() {
+            slot.inputs.extend(inputs);
+            slot.outputs.extend(outputs);
+        }
+        for (slots, &joined) in self.part_of.iter_mut().zip(parts) {
+            slots.last_mut().into_iter().for_each(|part| *part = joined);
+        }
+    }
+
+    /// Adds the slots of a step that stores its output with the owners. Returns the first of them.
+    fn add_stores(&mut self, storing: &Storing, inputs: Vec<u32>) -> u32 {
+        let (first, target) = (self.slots.len() as u32, storing.buffer);
+        let Stored { table, to_peers, arrive, own } = &*storing.tiles;
+        let exchange = self.add_exchange(table, target, None, true);
+        self.add_slot(SlotKind::Store { exchange }, inputs.clone(), vec![], |r| to_peers[r as usize]);
+        self.add_slot(SlotKind::Arrive { exchange }, vec![], vec![target], |r| arrive[r as usize]);
+        self.add_slot(SlotKind::Compute { push: None }, inputs, vec![target], |r| own[r as usize]);
+        first
+    }
+
+    /// Adds the slots in which each rank sends its own rows of a tensor to the others.
+    fn add_spread(&mut self, own: OwnStep, tensor: u32, kind: Rows, completes: Option<u32>) {
+        let exchange = spread(own, &self.tensors[tensor as usize].dims[0], kind, &self.options);
+        let CutStep::Exchange { table, copy, arrive } =
+            cut_exchange(&exchange, None, self.options.world, &mut self.parts)
+        else {
+            return;
+        };
+        let number = self.add_exchange(&table, tensor, completes, exchange.beside_producer);
+        self.add_copies(number, tensor, &copy, &arrive);
+    }
+}
