@@ -4,10 +4,12 @@ Usage: python make.py   (in this folder; needs torch, transformers, tokenizers)
 """
 
 import json
+import os
+import tempfile
 
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
-from transformers import LlamaConfig
+from transformers import AutoTokenizer, LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 TEXT = """The quick brown fox jumps over the lazy dog. Zażółć gęślą jaźń, 12345! Übergrößenträger,
@@ -153,7 +155,138 @@ def tokenizer_case(tokenizer):
     return {"tokenizer": json.loads(text), "cases": cases}
 
 
+def added_tokens():
+    """Folders whose tokens are not all in tokenizer.json, and what AutoTokenizer (5.24) makes of them."""
+
+    def token(content, **flags):
+        plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": True, "special": False}
+        return {"content": content} | plain | flags
+
+    def tokenizer(normalizer=None, added=()):
+        return {
+            "version": "1.0",
+            "truncation": None,
+            "padding": None,
+            "added_tokens": list(added),
+            "normalizer": normalizer,
+            "pre_tokenizer": {"type": "Whitespace"},
+            "post_processor": None,
+            "decoder": None,
+            "model": {
+                "type": "WordLevel",
+                "vocab": {"[UNK]": 0, "a": 1, "b": 2, "<s>": 3, "x": 4},
+                "unk_token": "[UNK]",
+            },
+        }
+
+    lower = {"type": "Lowercase"}
+    spaces = {"pre_tokenizer": None}
+    exact = {"normalized": False}
+    special = exact | {"special": True}
+    listed = lambda *tokens: {"added_tokens_decoder": {str(i): t for i, t in tokens}}  # noqa: E731
+    cases = [
+        ("nothing is added", tokenizer(), {}, {}),
+        ("an ordinary token", tokenizer(), listed((5, token("<X>"))), {}),
+        ("a special token", tokenizer(), listed((5, token("<X>", **special))), {}),
+        ("normalized", tokenizer(lower), listed((5, token("<X>"))), {}),
+        ("not normalized", tokenizer(lower), listed((5, token("<X>", **exact))), {}),
+        ("no strip", tokenizer() | spaces, listed((5, token("<X>"))), {}),
+        ("lstrip", tokenizer() | spaces, listed((5, token("<X>", lstrip=True))), {}),
+        ("rstrip", tokenizer() | spaces, listed((5, token("<X>", rstrip=True))), {}),
+        ("single_word", tokenizer(), listed((5, token("<X>", single_word=True))), {}),
+        ("only content", tokenizer(lower), listed((5, {"content": "<X>"})), {}),
+        ("only content and special", tokenizer(lower), listed((5, {"content": "<X>", "special": True})), {}),
+        ("by id, not by place", tokenizer(), listed((6, token("<X>")), (5, token("<Y>"))), {}),
+        ("of the vocabulary", tokenizer(), listed((3, token("<s>", **special))), {}),
+        (
+            "other flags than in tokenizer.json",
+            tokenizer(None, [token("<X>") | {"id": 5}]),
+            listed((5, token("<X>", lstrip=True, **special))),
+            {},
+        ),
+        (
+            "after those of tokenizer.json",
+            tokenizer(None, [token("<Y>") | {"id": 5}]),
+            listed((5, token("<Y>")), (6, token("<X>"))),
+            {},
+        ),
+        ("special by name", tokenizer(), {"pad_token": "<X>"} | listed((5, token("<X>"))), {}),
+        ("a new special token by name", tokenizer(), {"pad_token": "<X>"}, {}),
+        ("a word of the vocabulary that is special by name", tokenizer(), {"bos_token": "<s>"}, {}),
+        (
+            "an object by name",
+            tokenizer(),
+            {"bos_token": {"__type": "AddedToken"} | token("<s>", lstrip=True)},
+            {},
+        ),
+        (
+            "all kinds of names",
+            tokenizer(),
+            {
+                "pad_token": "<Y>",
+                "image_token": "<Z>",
+                "bos_token": "<X>",
+                "extra_special_tokens": ["<s>"],
+                "add_bos_token": False,
+            },
+            {},
+        ),
+        ("additional_special_tokens", tokenizer(), {"additional_special_tokens": ["<X>", "<s>"]}, {}),
+        ("named extra tokens", tokenizer(), {"extra_special_tokens": {"image_token": "<X>"}}, {}),
+        ("added_tokens.json", tokenizer(), {}, {"added_tokens.json": {"<Y>": 6, "<X>": 5}}),
+        (
+            "special in added_tokens.json",
+            tokenizer(lower),
+            {"pad_token": "<X>"},
+            {"added_tokens.json": {"<X>": 5}},
+        ),
+        ("added_tokens.json does not count", tokenizer(), listed(), {"added_tokens.json": {"<X>": 5}}),
+        (
+            "tokenizer.json counts before added_tokens.json",
+            tokenizer(None, [token("<X>", lstrip=True) | {"id": 5}]),
+            {},
+            {"added_tokens.json": {"<X>": 5}},
+        ),
+        (
+            "special_tokens_map.json",
+            tokenizer() | spaces,
+            {"bos_token": "<Y>"},
+            {"special_tokens_map.json": {"bos_token": "<s>", "pad_token": token("<X>", lstrip=True)}},
+        ),
+        (
+            "special_tokens_map.json does not count",
+            tokenizer(),
+            listed(),
+            {"special_tokens_map.json": {"pad_token": "<X>"}},
+        ),
+    ]
+    texts = ["a <X> b", "a<X>b", "A <x> xa", "a <s> b", "<X><Y> <Z>", " <X>  <Y>b"]
+    out = []
+    for name, tokenizer_json, config, others in cases:
+        files = {"tokenizer.json": tokenizer_json, "tokenizer_config.json": config} | others
+        with tempfile.TemporaryDirectory() as folder:
+            # The class that adds nothing of its own.
+            own = {
+                "tokenizer_config.json": {"tokenizer_class": "TokenizersBackend"} | config,
+                "config.json": {"model_type": "qwen3"},
+            }
+            for file, value in (files | own).items():
+                with open(os.path.join(folder, file), "w") as f:
+                    json.dump(value, f)
+            loaded = AutoTokenizer.from_pretrained(folder)
+        results = []
+        for text in texts:
+            ids = loaded(text)["input_ids"]
+            # The tokenizers library decodes an added token as its normalized text (0.23) or as it is (0.22).
+            decoded = None if tokenizer_json["normalizer"] else loaded.decode(ids, skip_special_tokens=True)
+            results.append({"text": text, "ids": ids, "decoded": decoded})
+        out.append({"name": name, "files": files, "results": results})
+    return out
+
+
 if __name__ == "__main__":
+    with open("added_tokens.json", "w") as f:
+        json.dump(added_tokens(), f)
     with open("rope.json", "w") as f:
         json.dump(rope(), f)
     for name, tokenizer in [("byte_level", byte_level()), ("byte_fallback", byte_fallback())]:

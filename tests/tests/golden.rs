@@ -160,6 +160,25 @@ fn static_and_dynamic_graphs_of_one_run_give_the_same_bits() {
     }
 }
 
+/// A tied checkpoint may store its one matrix as the head. transformers gives the same tokens then.
+#[test]
+fn a_tied_checkpoint_may_store_only_the_head() {
+    let fixture = Fixture::open("llama");
+    let copy = ModelFile::copy_of_fixture("llama").edit_bytes("model.safetensors", |bytes| {
+        let (from, mut to) = (b"\"model.embed_tokens.weight\"", b"\"lm_head.weight\"".to_vec());
+        // With spaces, the header keeps its length.
+        to.resize(from.len(), b' ');
+        let at = bytes.windows(from.len()).position(|w| w == from).expect("the header holds it");
+        bytes[at..at + to.len()].copy_from_slice(&to);
+    });
+    for (ranks, embedding) in [(1, "vocabulary-parallel"), (2, "vocabulary-parallel"), (2, "replicated")] {
+        let model = fixture.model().set("checkpoint", json!(copy.checkpoint()));
+        let model = model.set("runtime.embedding", embedding);
+        let what = format!("{ranks} ranks, {embedding}");
+        fixture.check(&run(&model, ranks, ("static", "copy-reduce")), &what);
+    }
+}
+
 /// Without `--ignore-eos` requests stop at their end of sequence, which is the last of `tokens` and not in `text`.
 #[test]
 fn requests_end_where_hugging_face_ends_them() {

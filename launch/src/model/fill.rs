@@ -3,7 +3,7 @@
 use crate::model::app_error::AppError;
 use crate::model::families::names;
 use crate::model::hf_config::{ModelConfig, WeightDtype, rope_table};
-use crate::model::not_numbers::NotNumbers;
+use crate::model::not_numbers::{NotNumbers, all_fit};
 use crate::model::weights::WeightSource;
 use distributed::fill::{Piece, TensorSource, Values};
 use kernels_cu::layout::pack_rows;
@@ -21,7 +21,7 @@ pub struct ModelValues<'a> {
     pub config: &'a ModelConfig,
     /// The source of the weights.
     pub weights: &'a WeightSource,
-    /// Records weights that are not numbers.
+    /// Records weights that are not numbers, or too large for their type.
     pub not_numbers: &'a NotNumbers,
 }
 
@@ -47,7 +47,8 @@ impl TensorSource for ModelValues<'_> {
     }
 
     fn read(&self, piece: &Piece, rows: Range<u64>, out: &mut [u8]) -> Result<(), AppError> {
-        read_piece(self.weights, self.not_numbers, piece, rows, out)
+        // The GPU converts the values.
+        read_piece_for(self.weights, self.not_numbers, piece, rows, Some(self.config.dtype), out)
     }
 }
 
@@ -107,6 +108,18 @@ pub fn read_piece(
     rows: Range<u64>,
     out: &mut [u8],
 ) -> Result<(), AppError> {
+    read_piece_for(weights, not_numbers, piece, rows, None, out)
+}
+
+/// Like [`read_piece`], for values that will be converted to `target`.
+fn read_piece_for(
+    weights: &WeightSource,
+    not_numbers: &NotNumbers,
+    piece: &Piece,
+    rows: Range<u64>,
+    target: Option<WeightDtype>,
+    out: &mut [u8],
+) -> Result<(), AppError> {
     let Values::Rows { source, shape, origin, dtype } = &piece.values else { return Ok(()) };
     let dtype = weight_dtype(*dtype).ok_or_else(|| {
         AppError::input(format!(
@@ -115,10 +128,11 @@ pub fn read_piece(
     })?;
     let rows = (origin.0 + rows.start) as usize..(origin.0 + rows.end) as usize;
     let columns = origin.1 as usize..(origin.1 + piece.columns) as usize;
-    read_looking(weights, not_numbers, source, shape, rows, columns, dtype, out)
+    read_looking(weights, not_numbers, source, shape, rows, columns, (dtype, target.unwrap_or(dtype)), out)
 }
 
-/// Like [`WeightSource::read`], in steps that stay in a core's cache until their values have been checked.
+/// Like [`WeightSource::read`], in steps that stay in a core's cache until their values have been checked. The second type is the one that
+/// the values will be converted to.
 #[allow(clippy::too_many_arguments)]
 fn read_looking(
     weights: &WeightSource,
@@ -127,7 +141,7 @@ fn read_looking(
     shape: &[usize],
     rows: Range<usize>,
     columns: Range<usize>,
-    dtype: WeightDtype,
+    (dtype, target): (WeightDtype, WeightDtype),
     out: &mut [u8],
 ) -> Result<(), AppError> {
     let row_bytes = columns.len() * dtype.size();
@@ -138,8 +152,12 @@ fn read_looking(
     for (first, out) in rows.clone().step_by(step).zip(out.chunks_mut(step * row_bytes)) {
         let last = rows.end.min(first + step);
         weights.read(source, shape, first..last, columns.clone(), dtype, out)?;
-        if weights.may_lack_numbers() {
-            not_numbers.look(source, dtype, out);
+        if weights.may_lack_numbers() && !all_fit(dtype, out, target) {
+            // The conversion may be what made them infinite.
+            let stored = weights.dtype(source, shape)?;
+            let mut values = vec![0; (last - first) * columns.len() * stored.size()];
+            weights.read(source, shape, first..last, columns.clone(), stored, &mut values)?;
+            not_numbers.look(source, stored, &values, target);
         }
     }
     Ok(())
@@ -188,7 +206,7 @@ fn fill_part(
     if let [_] = shape[..] {
         let columns = range(0);
         let out = &mut bytes[first * size..(first + columns.len()) * size];
-        read_looking(weights, not_numbers, &part.source, &shape, 0..1, columns.clone(), dtype, out)?;
+        read_looking(weights, not_numbers, &part.source, &shape, 0..1, columns.clone(), (dtype, dtype), out)?;
         return Ok(columns.len());
     }
     let (rows, columns) = (range(0), range(1));
@@ -198,7 +216,7 @@ fn fill_part(
     }
     if !tensor.tiled {
         let out = &mut bytes[first * row_bytes..(first + rows.len()) * row_bytes];
-        read_looking(weights, not_numbers, &part.source, &shape, rows.clone(), columns, dtype, out)?;
+        read_looking(weights, not_numbers, &part.source, &shape, rows.clone(), columns, (dtype, dtype), out)?;
         return Ok(rows.len());
     }
     let step = (PIECE_BYTES / row_bytes).max(1);
@@ -214,7 +232,7 @@ fn fill_part(
             &shape,
             row..row + count,
             columns.clone(),
-            dtype,
+            (dtype, dtype),
             piece,
         )?;
         let (k, local_row) = (columns.len(), first + row - rows.start);
@@ -231,5 +249,33 @@ pub fn weight_dtype(dtype: DType) -> Option<WeightDtype> {
         DType::F16 => Some(WeightDtype::F16),
         DType::Bf16 => Some(WeightDtype::Bf16),
         _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashMap;
+
+    /// Values for the CPU are converted when they are read, those for a GPU later. A warning says of both what they become.
+    #[test]
+    fn values_that_are_too_large_for_their_type_are_noticed_on_both_targets() {
+        let weights = WeightSource::Values(HashMap::from([("w".to_string(), vec![1.0, 2.0, 7e4, 4.0])]));
+        for (read_as, target, noticed) in [
+            (DType::F16, None, true),
+            (DType::F32, Some(WeightDtype::F16), true),
+            (DType::F32, Some(WeightDtype::Bf16), false),
+            (DType::F32, None, false),
+        ] {
+            let values =
+                Values::Rows { source: "w".into(), dtype: read_as, shape: vec![2, 2], origin: (0, 0) };
+            let piece = Piece { values, first_row: 0, first_column: 0, rows: 2, columns: 2 };
+            let not_numbers = NotNumbers::default();
+            let mut out = vec![0; 4 * weight_dtype(read_as).unwrap().size()];
+            read_piece_for(&weights, &not_numbers, &piece, 0..2, target, &mut out).unwrap();
+            let messages = not_numbers.messages();
+            assert_eq!(messages.len(), usize::from(noticed), "{read_as} {target:?}: {messages:?}");
+            assert!(messages.iter().all(|message| message.contains("w (value 70000.0)")), "{messages:?}");
+        }
     }
 }

@@ -1,10 +1,13 @@
 //! JSON parsing, and typed fields of Hugging Face's open-ended objects.
 
+use std::path::Path;
+
 use serde_json::{Map, Value};
 
 use crate::model::{error::InputError, files};
 
-/// Parses `bytes`. A syntax error names the line and column in `file`.
+/// Parses `bytes`. A syntax error names the line and column in `file`. If a key occurs twice in an object, the last value counts, as in
+/// Python's json.
 pub(crate) fn parse(file: &str, bytes: &[u8]) -> Result<Value, InputError> {
     serde_json::from_slice(bytes).map_err(|error| match not_json(bytes) {
         Some(problem) => InputError::field(file, ".", problem),
@@ -31,6 +34,12 @@ pub(crate) fn parse_object(file: &str, bytes: &[u8]) -> Result<Map<String, Value
         Value::Object(map) => Ok(map),
         other => Err(InputError::field(file, ".", format!("expected an object, found {}", kind(&other)))),
     }
+}
+
+/// The JSON object in the file `path`; `None` if the file does not exist.
+pub(crate) fn object_if_there(path: &Path) -> Result<Option<Map<String, Value>>, InputError> {
+    let bytes = files::read_if_there(path)?;
+    bytes.map(|bytes| parse_object(&path.display().to_string(), &bytes)).transpose()
 }
 
 pub(crate) fn syntax_error(file: &str, error: &serde_json::Error) -> InputError {

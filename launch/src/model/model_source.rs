@@ -67,10 +67,11 @@ impl ModelSource {
                 opened = Some(checkpoint);
                 dtype
             })?;
-            let checkpoint = match opened {
+            let mut checkpoint = match opened {
                 Some(checkpoint) => checkpoint,
                 None => Checkpoint::open(&folder)?,
             };
+            checkpoint.tie_embeddings(&config);
             checkpoint.validate(&config, &families::tensors(&config))?;
             let tokenizer = if rank == 0 { Tokenizer::open(&folder)? } else { None };
             let weights = WeightSource::Checkpoint(checkpoint);

@@ -9,7 +9,7 @@ pub struct Offsets {
     characters: usize,
     /// The bytes after them: the beginning of a character.
     incomplete: Vec<u8>,
-    /// A token had text.
+    /// There was a token that is not special.
     begun: bool,
 }
 
@@ -20,13 +20,9 @@ impl Offsets {
         let Some(tokenizer) = tokenizer.filter(|tokenizer| !tokenizer.is_special(id)) else {
             return self.characters;
         };
-        let bytes = tokenizer.bytes_of(id);
-        if bytes.is_empty() {
-            return self.characters;
-        }
-        let first = !std::mem::replace(&mut self.begun, true);
-        let dropped = usize::from(first && drops_space(tokenizer, id, &bytes));
-        self.add(&bytes[dropped..])
+        let bytes = if self.begun { tokenizer.bytes_of(id) } else { tokenizer.first_bytes_of(id) };
+        self.begun = true;
+        self.add(&bytes)
     }
 
     /// Adds the bytes of the next token. Returns the offset of the character that contains the first of them.
@@ -46,14 +42,6 @@ impl Offsets {
         self.incomplete = all.split_off(end);
         offset
     }
-}
-
-/// Some decoders leave out the space at the beginning of a text.
-fn drops_space(tokenizer: &Tokenizer, id: u32, bytes: &[u8]) -> bool {
-    bytes.strip_prefix(b" ").is_some_and(|rest| {
-        let text = tokenizer.decode(&[id]);
-        text.is_ok_and(|text| text == String::from_utf8_lossy(rest))
-    })
 }
 
 /// Length in bytes of the first character. Bytes that cannot become one are shown as U+FFFD, and are a character too. Returns `None`

@@ -196,6 +196,7 @@ fn a_decoder_under_another_name_runs() {
     };
     let mut config = read("config.json");
     config["architectures"] = json!(["RenamedForCausalLM"]);
+    config["model_type"] = json!("renamed");
     std::fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
     let ids =
         |v: &Value| v.as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect::<Vec<_>>();

@@ -20,7 +20,7 @@ pub struct Found {
 /// uses the same order.
 pub fn find(folder: &Path) -> Result<Option<Found>, InputError> {
     let config_path = folder.join("tokenizer_config.json");
-    let config = object(&config_path)?.unwrap_or_default();
+    let config = json::object_if_there(&config_path)?.unwrap_or_default();
     let special_tokens = special_tokens(folder, &config)?;
     let found = |path: PathBuf, text| Ok(Some(Found { path, text, special_tokens }));
     let jinja = folder.join("chat_template.jinja");
@@ -30,7 +30,9 @@ pub fn find(folder: &Path) -> Result<Option<Found>, InputError> {
         return found(jinja, text);
     }
     let processor_path = folder.join("chat_template.json");
-    for (path, object) in [(processor_path.clone(), object(&processor_path)?), (config_path, Some(config))] {
+    for (path, object) in
+        [(processor_path.clone(), json::object_if_there(&processor_path)?), (config_path, Some(config))]
+    {
         if let Some(value) = object.as_ref().and_then(|object| object.get("chat_template")) {
             let text = choose(&path, value)?;
             return found(path, text);
@@ -69,7 +71,7 @@ fn choose(path: &Path, value: &Value) -> Result<String, InputError> {
 /// The special tokens: each `NAME_token` of tokenizer_config.json, otherwise of special_tokens_map.json. A token is
 /// text, or an object with `content`.
 fn special_tokens(folder: &Path, config: &Map<String, Value>) -> Result<Map<String, Value>, InputError> {
-    let map = object(&folder.join("special_tokens_map.json"))?.unwrap_or_default();
+    let map = json::object_if_there(&folder.join("special_tokens_map.json"))?.unwrap_or_default();
     let mut tokens = Map::new();
     for (name, value) in map.iter().chain(config) {
         if !name.ends_with("_token") {
@@ -81,10 +83,4 @@ fn special_tokens(folder: &Path, config: &Map<String, Value>) -> Result<Map<Stri
         }
     }
     Ok(tokens)
-}
-
-/// The JSON object in `path`; `None` if the file does not exist.
-fn object(path: &Path) -> Result<Option<Map<String, Value>>, InputError> {
-    let bytes = files::read_if_there(path)?;
-    bytes.map(|bytes| json::parse_object(&path.display().to_string(), &bytes)).transpose()
 }

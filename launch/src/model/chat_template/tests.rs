@@ -129,6 +129,10 @@ fn templates_are_found_where_checkpoints_have_them() {
     assert_eq!(render().unwrap(), "processor");
     write("chat_template.jinja", "{{ messages[0].content }}\n");
     assert_eq!(render().unwrap(), "hi");
+    // As in Python's json, the last value of a key counts.
+    write("chat_template.jinja", "{{ bos_token }}");
+    write("tokenizer_config.json", r#"{"bos_token": "<first>", "bos_token": "<last>"}"#);
+    assert_eq!(render().unwrap(), "<last>");
     write("tokenizer_config.json", "{");
     assert!(ChatTemplate::open(folder.path()).unwrap_err().to_string().contains("tokenizer_config.json:1:"));
     std::fs::remove_file(folder.path().join("chat_template.jinja")).unwrap();

@@ -31,6 +31,8 @@ pub(crate) use tensor::matrix;
 
 const SINGLE_FILE: &str = "model.safetensors";
 const INDEX_FILE: &str = "model.safetensors.index.json";
+const EMBEDDING: &str = "model.embed_tokens.weight";
+const HEAD: &str = "lm_head.weight";
 
 /// An open checkpoint.
 #[derive(Debug)]
@@ -39,6 +41,8 @@ pub struct Checkpoint {
     shards: Vec<Shard>,
     /// Maps tensor names to indices in `shards`.
     tensors: HashMap<String, usize>,
+    /// The embedding is stored under the head's name only.
+    embedding_is_head: bool,
 }
 
 impl Checkpoint {
@@ -56,7 +60,12 @@ impl Checkpoint {
             return Self::open_single(folder, &single);
         }
         let by_shard = read_index(&index)?;
-        let mut checkpoint = Self { folder: folder.into(), shards: Vec::new(), tensors: HashMap::new() };
+        let mut checkpoint = Self {
+            folder: folder.into(),
+            shards: Vec::new(),
+            tensors: HashMap::new(),
+            embedding_is_head: false,
+        };
         for (name, tensors) in by_shard {
             let path = folder.join(&name);
             if !files::is_there(&path) {
@@ -93,7 +102,7 @@ impl Checkpoint {
         }
         let shard = Shard::open(path)?;
         let tensors = shard.names().map(|name| (name, 0)).collect();
-        Ok(Self { folder: folder.into(), shards: vec![shard], tensors })
+        Ok(Self { folder: folder.into(), shards: vec![shard], tensors, embedding_is_head: false })
     }
 
     /// The folder that was opened.
@@ -111,15 +120,23 @@ impl Checkpoint {
     /// # Errors
     /// The checkpoint has no such tensor, or its dtype is not f32, f16 or bf16.
     pub fn tensor(&self, name: &str) -> Result<TensorView<'_>, InputError> {
-        let shard = self.tensors.get(name).and_then(|&i| self.shards.get(i));
+        let stored = if self.embedding_is_head && name == EMBEDDING { HEAD } else { name };
+        let shard = self.tensors.get(stored).and_then(|&i| self.shards.get(i));
         match shard {
-            Some(shard) => TensorView::of(shard, name),
+            Some(shard) => TensorView::of(shard, stored),
             None => Err(InputError::Tensor {
                 path: self.folder.clone(),
                 tensor: name.into(),
                 problem: "missing from the checkpoint".into(),
             }),
         }
+    }
+
+    /// If embeddings are tied, the embedding and the head are one matrix. A checkpoint may store it under the head's name only, which
+    /// transformers reads, too. From now on, [`Checkpoint::tensor`] finds it under both names.
+    pub fn tie_embeddings(&mut self, config: &ModelConfig) {
+        let stored = |name: &str| self.tensors.contains_key(name);
+        self.embedding_is_head = config.tie_word_embeddings && stored(HEAD) && !stored(EMBEDDING);
     }
 
     /// The most common dtype by bytes, among f32, f16 and bf16. Used if config.json names no dtype.
@@ -157,7 +174,7 @@ impl Checkpoint {
     ) -> Result<(), InputError> {
         for (name, shape) in expected {
             let tensor = self.tensor(name).map_err(|error| match error {
-                InputError::Tensor { path, tensor, problem } if tensor == "lm_head.weight" => {
+                InputError::Tensor { path, tensor, problem } if tensor == HEAD => {
                     let problem =
                         format!("{problem}, and config.json does not say tie_word_embeddings: true");
                     InputError::Tensor { path, tensor, problem }
@@ -172,14 +189,14 @@ impl Checkpoint {
                 });
             }
         }
-        if config.tie_word_embeddings {
+        if config.tie_word_embeddings && !self.embedding_is_head {
             self.check_spare_head()?;
         }
         let known: std::collections::HashSet<&str> = expected.iter().map(|(name, _)| name.as_str()).collect();
         let mut unused: Vec<&str> = self
             .names()
             .filter(|name| !known.contains(name) && !name.ends_with("rotary_emb.inv_freq"))
-            .filter(|name| !(config.tie_word_embeddings && *name == "lm_head.weight"))
+            .filter(|name| !(config.tie_word_embeddings && *name == HEAD))
             .collect();
         if !unused.is_empty() {
             unused.sort_unstable();
@@ -198,16 +215,13 @@ impl Checkpoint {
     /// If embeddings are tied, the head is the embedding. A checkpoint may store it all the same, but not with other values: transformers
     /// would use these.
     fn check_spare_head(&self) -> Result<(), InputError> {
-        let (Ok(head), Ok(table)) = (self.tensor("lm_head.weight"), self.tensor("model.embed_tokens.weight"))
-        else {
-            return Ok(());
-        };
+        let (Ok(head), Ok(table)) = (self.tensor(HEAD), self.tensor(EMBEDDING)) else { return Ok(()) };
         if head.shape == table.shape && head.dtype == table.dtype && head.bytes() == table.bytes() {
             return Ok(());
         }
         Err(InputError::Tensor {
             path: head.path().into(),
-            tensor: "lm_head.weight".into(),
+            tensor: HEAD.into(),
             problem: "differs from `model.embed_tokens.weight`, but config.json says tie_word_embeddings: true; to use both, \
                       set it to false, otherwise remove this tensor"
                 .into(),

@@ -131,6 +131,14 @@ fn shards_are_found_by_the_index() {
     let checkpoint = open(folder.path()).unwrap();
     assert_eq!(checkpoint.tensor("b").unwrap().path(), folder.path().join("s2.safetensors"));
 
+    // As in Python's json, the last value of a key counts.
+    write(
+        INDEX_FILE,
+        br#"{"weight_map": {"a": "s2.safetensors", "b": "s2.safetensors", "a": "s1.safetensors"}}"#,
+    );
+    let checkpoint = open(folder.path()).unwrap();
+    assert_eq!(checkpoint.tensor("a").unwrap().path(), folder.path().join("s1.safetensors"));
+
     index(json!({"a": "s1.safetensors", "c": "s2.safetensors"}));
     let message = open(folder.path()).unwrap_err();
     assert!(message.contains("s2.safetensors: tensor `c`: is not in this file, although"), "{message}");
@@ -253,6 +261,33 @@ fn checkpoints_that_contradict_the_configuration_are_refused() {
     let message =
         open_bytes(&zeros(&all[1..])).unwrap().validate(&untied, &tensors(&untied)).unwrap_err().to_string();
     assert!(message.contains("`model.embed_tokens.weight`") && message.contains("missing"), "{message}");
+}
+
+/// transformers loads such a checkpoint: its embedding and its head are the stored head.
+#[test]
+fn a_tied_checkpoint_may_store_the_embedding_as_the_head() {
+    let (tied, untied) = (config(json!({"tie_word_embeddings": true})), config(json!({})));
+    let mut stored = tensors(&tied);
+    let embedding = stored.iter().position(|(name, _)| name == EMBEDDING).unwrap();
+    stored[embedding].0 = HEAD.into();
+    let mut bytes = zeros(&stored);
+    // The tensors are in the order of the list.
+    let size = |(_, shape): &(String, Vec<usize>)| 4 * shape.iter().product::<usize>();
+    let from_head: usize = stored[embedding..].iter().map(size).sum();
+    let first = bytes.len() - from_head;
+    bytes[first..first + 4].copy_from_slice(&7.5f32.to_le_bytes());
+
+    let mut checkpoint = open_bytes(&bytes).unwrap();
+    checkpoint.tie_embeddings(&tied);
+    checkpoint.validate(&tied, &tensors(&tied)).unwrap();
+    for name in [EMBEDDING, HEAD] {
+        let tensor = checkpoint.tensor(name).unwrap();
+        assert_eq!((read(&tensor, 0..1, 0..2), &tensor.shape[..]), (vec![7.5, 0.0], &[5, 8][..]), "{name}");
+    }
+    // Without tied embeddings, the embedding is missing.
+    checkpoint.tie_embeddings(&untied);
+    let message = checkpoint.validate(&untied, &tensors(&untied)).unwrap_err().to_string();
+    assert!(message.contains("`model.embed_tokens.weight`: missing"), "{message}");
 }
 
 /// Resident pages of this process, in bytes, that map `path`.

@@ -34,24 +34,76 @@ pub fn all() -> Vec<&'static dyn Family> {
     BUILT_IN.into_iter().chain(added.iter().copied()).collect()
 }
 
-/// The family of a configuration: found by `architectures`, or by `model_type` if that is absent.
+/// Kinds of models that are not supported: what a name of theirs contains in lower case, and what is missing.
+const KNOWN: [(&str, &str); 3] = [
+    (
+        "gemma",
+        "no Gemma model can run (Gemma 1, 2, 3 or a variant): GELU, norms that scale by 1 + weight and the scaled embedding are not \
+         implemented, nor are the soft-capping of Gemma 2 and the second rotary embedding of Gemma 3",
+    ),
+    ("moe", "mixture-of-experts models cannot run"),
+    ("mixtral", "mixture-of-experts models cannot run"),
+];
+
+/// The family of a configuration: found by `architectures`, or by `model_type` if that is absent. transformers goes by `model_type`, so
+/// both must name the same family. One of several `architectures` suffices.
 pub(super) fn of(fields: &Fields<'_>) -> Result<&'static dyn Family, InputError> {
     let all = all();
-    let names: Vec<&str> = all.iter().map(|family| family.name()).collect();
-    let supported = format!("supported are {}", names.join(", "));
-    match fields.strings("architectures")? {
-        Some(names) if !names.is_empty() => {
-            all.into_iter().find(|family| names.contains(&family.name())).ok_or_else(|| {
-                let what = format!("the architecture {}", names.join(", "));
-                fields.unsupported("architectures", what, supported)
-            })
+    let architectures = fields.strings("architectures")?.unwrap_or_default();
+    let model_type = fields.str("model_type")?;
+    if architectures.is_empty() {
+        let Some(model_type) = model_type else {
+            return Err(fields.error("architectures", format!("missing; {}", supported(&all))));
+        };
+        let found = all.iter().copied().find(|family| family.model_type() == model_type);
+        return found.ok_or_else(|| {
+            let what = format!("the model type \"{model_type}\"");
+            fields.unsupported("model_type", what, reason(fields, &[model_type], &all))
+        });
+    }
+    let named: Vec<&'static dyn Family> =
+        all.iter().copied().filter(|family| architectures.contains(&family.name())).collect();
+    let Some(&first) = named.first() else {
+        let of_type = model_type.map(|name| format!(" (model type \"{name}\")")).unwrap_or_default();
+        let what = format!("the architecture {}{of_type}", architectures.join(", "));
+        let names: Vec<&str> = architectures.iter().copied().chain(model_type).collect();
+        return Err(fields.unsupported("architectures", what, reason(fields, &names, &all)));
+    };
+    match model_type {
+        Some(name) if named.iter().all(|family| family.model_type() != name) => {
+            let problem = format!(
+                "{} contradicts `{}`: \"{name}\"; the model type of {} is \"{}\": correct the field that is wrong",
+                architectures.join(", "),
+                fields.place("model_type"),
+                first.name(),
+                first.model_type(),
+            );
+            Err(fields.error("architectures", problem))
         }
-        _ => match fields.str("model_type")? {
-            Some(name) => all.into_iter().find(|family| family.model_type() == name).ok_or_else(|| {
-                fields.unsupported("model_type", format!("the model type \"{name}\""), supported)
-            }),
-            None => Err(fields.error("architectures", format!("missing; {supported}"))),
-        },
+        Some(name) => Ok(named.iter().copied().find(|family| family.model_type() == name).unwrap_or(first)),
+        None => Ok(first),
+    }
+}
+
+/// What is supported.
+fn supported(all: &[&'static dyn Family]) -> String {
+    let listed =
+        |name: fn(&&'static dyn Family) -> &'static str| all.iter().map(name).collect::<Vec<_>>().join(", ");
+    let (names, types) = (listed(|family| family.name()), listed(|family| family.model_type()));
+    format!("supported are {names} (model types {types}), as models of text alone")
+}
+
+/// Why a model with one of these names cannot run, if that is known, and what is supported.
+fn reason(fields: &Fields<'_>, names: &[&str], all: &[&'static dyn Family]) -> String {
+    let has = |part: &str| names.iter().any(|name| name.to_lowercase().contains(part));
+    let known = KNOWN.iter().find(|(part, _)| has(part)).map(|&(_, why)| why);
+    let of_images = fields
+        .get("vision_config")
+        .is_some()
+        .then_some("models of images and text cannot run, not even for text");
+    match known.or(of_images) {
+        Some(why) => format!("{why}; {}", supported(all)),
+        None => supported(all),
     }
 }
 

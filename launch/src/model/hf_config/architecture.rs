@@ -55,7 +55,7 @@ pub trait Architecture: std::fmt::Debug + Sync {
     /// Its value of `architectures`, such as `LlamaForCausalLM`.
     fn name(&self) -> &'static str;
 
-    /// Its `model_type`, for configurations without `architectures`.
+    /// Its `model_type`. A configuration that has another one is refused; one without `architectures` is found by it.
     fn model_type(&self) -> &'static str;
 
     /// transformers' defaults.

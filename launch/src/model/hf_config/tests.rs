@@ -217,7 +217,30 @@ fn unsupported_configurations_are_refused() {
     let all = "LlamaForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM, MistralForCausalLM";
     for (more, names) in [
         (json!({"architectures": ["GPT2LMHeadModel"]}), &["`architectures`", "GPT2LMHeadModel", all][..]),
-        (json!({"architectures": null, "model_type": "gemma"}), &["`model_type`", "gemma", all]),
+        (
+            json!({"architectures": null, "model_type": "gemma"}),
+            &["`model_type`", "\"gemma\"", "no Gemma model", all],
+        ),
+        (
+            json!({"architectures": ["Gemma2ForCausalLM"], "model_type": "gemma2"}),
+            &[
+                "`architectures`: the architecture Gemma2ForCausalLM (model type \"gemma2\") is not",
+                "no Gemma model",
+                all,
+            ],
+        ),
+        (
+            json!({"architectures": ["Gemma3ForConditionalGeneration"], "vision_config": {}}),
+            &["Gemma3ForConditionalGeneration", "no Gemma model", "model types llama, qwen2, qwen3, mistral"],
+        ),
+        (
+            json!({"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe"}),
+            &["Qwen3MoeForCausalLM", "mixture-of-experts models cannot run", all],
+        ),
+        (
+            json!({"architectures": ["Mistral3ForConditionalGeneration"], "vision_config": {}}),
+            &["Mistral3ForConditionalGeneration", "models of images and text cannot run", all],
+        ),
         (json!({"architectures": [], "model_type": null}), &["`architectures`", "missing", all]),
         (json!({"hidden_act": "gelu"}), &["`hidden_act`", "gelu", "silu"]),
         (json!({"quantization_config": {"bits": 4}}), &["`quantization_config`"]),
@@ -288,6 +311,55 @@ fn unsupported_configurations_are_refused() {
             assert!(message.contains(name), "{more}\n gives {message}\n without {name}");
         }
     }
+}
+
+/// transformers goes by `model_type` and would read the weights as those of another family.
+#[test]
+fn architectures_and_model_type_must_agree() {
+    let names = |architectures: &[&str], model_type: Value| {
+        let more = json!({"architectures": architectures, "model_type": model_type});
+        parse(with(llama(), more)).map(|model| model.architecture())
+    };
+    for (architecture, model_type) in [
+        ("LlamaForCausalLM", "llama"),
+        ("Qwen2ForCausalLM", "qwen2"),
+        ("Qwen3ForCausalLM", "qwen3"),
+        ("MistralForCausalLM", "mistral"),
+    ] {
+        for other in ["llama", "qwen2", "qwen3", "mistral", "gemma2", "another", ""] {
+            let found = names(&[architecture], json!(other));
+            if other == model_type {
+                assert_eq!(found.unwrap(), architecture);
+                continue;
+            }
+            let message = found.unwrap_err();
+            let types = [format!("`model_type`: \"{other}\""), format!("\"{model_type}\"")];
+            assert!(message.contains(&format!("config.json: `architectures`: {architecture} ")), "{message}");
+            assert!(types.iter().all(|word| message.contains(word)), "{message}");
+        }
+        assert_eq!(names(&[architecture], Value::Null).unwrap(), architecture);
+        assert_eq!(names(&[], json!(model_type)).unwrap(), architecture);
+    }
+    // One of several suffices.
+    let several = ["LlamaForCausalLM", "MistralForCausalLM", "MistralModel"];
+    assert_eq!(names(&several, json!("mistral")).unwrap(), "MistralForCausalLM");
+    assert!(names(&several, json!("qwen2")).is_err());
+}
+
+/// As in Python's json, the last of several values of a field counts, at every depth.
+#[test]
+fn of_fields_that_are_given_twice_the_last_counts() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = r#"{"architectures": ["Qwen3ForCausalLM"], "vocab_size": "x", "hidden_size": 8, "hidden_size": 64,
+        "architectures": ["LlamaForCausalLM"], "num_attention_heads": 8, "vocab_size": 1000, "eos_token_id": 1,
+        "rope_parameters": {"rope_theta": 1, "rope_theta": 500000.0, "rope_type": "yarn", "rope_type": "default"}}"#;
+    std::fs::write(folder.path().join("config.json"), config).unwrap();
+    let generation = r#"{"eos_token_id": 5, "do_sample": true, "top_k": "x", "top_k": 3, "do_sample": false, "eos_token_id": [6, 7]}"#;
+    std::fs::write(folder.path().join("generation_config.json"), generation).unwrap();
+    let model = read_config(folder.path(), || Ok(WeightDtype::F32)).unwrap();
+    assert_eq!((model.architecture(), model.hidden_size, model.vocab_size), ("LlamaForCausalLM", 64, 1000));
+    assert_eq!((model.rope.theta, model.eos), (5e5, vec![6, 7]));
+    assert_eq!((model.generation.do_sample, model.generation.options.top_k), (false, Some(3)));
 }
 
 #[test]

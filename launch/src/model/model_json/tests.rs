@@ -97,6 +97,17 @@ fn only_schema_and_a_source_are_required() {
     parse(r#"{"schema": "mpk-model/1", "graph": {}}"#).unwrap();
 }
 
+/// `config` is a Hugging Face configuration. As in Python's json, the last of several values of a field counts there.
+#[test]
+fn of_fields_of_config_that_are_given_twice_the_last_counts() {
+    let model = parse(
+        r#"{"schema": "mpk-model/1", "weights": {"random": {"seed": 1}},
+            "config": {"hidden_size": 1, "vocab_size": 7, "hidden_size": 64}}"#,
+    )
+    .unwrap();
+    assert_eq!(Value::Object(model.config.unwrap()), json!({"hidden_size": 64, "vocab_size": 7}));
+}
+
 #[test]
 fn enums_are_read_and_written_alike() {
     let model = parse(
@@ -137,6 +148,14 @@ fn mistakes_are_named() {
         ("{\n  \"schema\": \"mpk-model/1\",\n  oops\n}", &["dir/model.json:3:3", "not valid JSON"][..]),
         ("", &["dir/model.json: is empty"]),
         ("[]", &["expected an object", "a list"]),
+        (
+            "{\"schema\": \"mpk-model/1\", \"max_batch\": 8,\n \"checkpoint\": \"x\",\n \"max_batch\": 9}",
+            &["duplicate field `max_batch` (line 3, column "],
+        ),
+        (
+            "{\"schema\": \"mpk-model/1\", \"checkpoint\": \"x\",\n \"generate\": {\"seed\": 1, \"seed\": 1}}",
+            &["duplicate field `seed` (line 2, column "],
+        ),
         (r#"{"architectures": ["LlamaForCausalLM"]}"#, &["config.json", "give its folder"]),
         (
             r#"{"schema": "mpk-model/1", "max_batch": "8"}"#,

@@ -1,4 +1,4 @@
-//! Converts text to token ids and back with a checkpoint's tokenizer.json.
+//! Converts text to token ids and back with a checkpoint's tokenizer.json and the tokens that other files add to it.
 
 use std::{
     collections::HashSet,
@@ -11,8 +11,12 @@ use tokenizers::DecoderWrapper;
 use tokenizers::models::ModelWrapper;
 
 use crate::model::error::InputError;
+use added::Added;
 use guard::{bounded, caught};
 
+mod added;
+#[cfg(test)]
+mod added_test;
 mod guard;
 #[cfg(test)]
 mod tests;
@@ -32,7 +36,7 @@ const LONGEST_WINDOW: usize = 16;
 /// Number of ids that are kept as context when older ones are dropped.
 const KEPT_CONTEXT: usize = 6;
 
-/// A tokenizer.json.
+/// A tokenizer.json, with the tokens that other files of the checkpoint add.
 #[derive(Debug, Clone)]
 pub struct Tokenizer {
     path: PathBuf,
@@ -48,13 +52,14 @@ pub struct Tokenizer {
 }
 
 impl Tokenizer {
-    /// Reads `tokenizer.json` in `folder`; `None` if there is none.
+    /// Reads `tokenizer.json` in `folder`, and the files there that add tokens to it; `None` if there is no tokenizer.json.
     ///
     /// # Errors
-    /// The file is unreadable or not a tokenizer.
+    /// The file is unreadable or not a tokenizer, or another file is unreadable or malformed.
     pub fn open(folder: &Path) -> Result<Option<Self>, InputError> {
         let path = folder.join("tokenizer.json");
-        crate::model::files::read_if_there(&path)?.map(|bytes| Self::parse(&path, &bytes)).transpose()
+        let Some(bytes) = crate::model::files::read_if_there(&path)? else { return Ok(None) };
+        Self::parse_with(&path, &bytes, Added::read(folder)?).map(Some)
     }
 
     /// Reads the text of a tokenizer.json. `path` is used in messages.
@@ -62,17 +67,21 @@ impl Tokenizer {
     /// # Errors
     /// The text is not a tokenizer.
     pub fn parse(path: &Path, bytes: &[u8]) -> Result<Self, InputError> {
+        Self::parse_with(path, bytes, Added::default())
+    }
+
+    fn parse_with(path: &Path, bytes: &[u8], added: Added) -> Result<Self, InputError> {
         // To report a syntax error with its line and column.
         crate::model::json::parse_object(&path.display().to_string(), bytes)?;
         let (own_path, own_bytes) = (path.to_path_buf(), bytes.to_vec());
-        let loaded = bounded(LONGEST_CALL, move || Self::load(own_path, &own_bytes));
+        let loaded = bounded(LONGEST_CALL, move || Self::load(own_path, &own_bytes, &added));
         loaded.and_then(|loaded| loaded).map_err(|problem| InputError::Tokenizer {
             path: path.into(),
             problem: format!("the tokenizers library (0.22) cannot read this file: {problem}"),
         })
     }
 
-    fn load(path: PathBuf, bytes: &[u8]) -> Result<Self, String> {
+    fn load(path: PathBuf, bytes: &[u8], added: &Added) -> Result<Self, String> {
         let mut tokenizer = tokenizers::Tokenizer::from_bytes(bytes).map_err(|e| e.to_string())?;
         // The file may contain the truncation and padding of the last training run. `tokenizer(text)` uses neither.
         tokenizer.with_truncation(None).map_err(|e| e.to_string())?;
@@ -85,6 +94,9 @@ impl Tokenizer {
             model.dropout = None;
             tokenizer.with_model(model);
             tracing::warn!("{}: ignoring `model.dropout`, which is for training only", path.display());
+        }
+        for warning in added.add_to(&mut tokenizer) {
+            tracing::warn!("{warning}");
         }
         let special: HashSet<u32> = tokenizer
             .get_added_tokens_decoder()

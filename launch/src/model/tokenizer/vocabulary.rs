@@ -1,9 +1,13 @@
 //! Single tokens, and texts with their special tokens, for clients that ask for tokens.
 
-use super::Tokenizer;
-use super::guard::caught;
+use super::guard::{bounded, caught};
+use super::{LONGEST_CALL, Tokenizer};
 use crate::model::error::InputError;
-use tokenizers::DecoderWrapper;
+use std::sync::Arc;
+use tokenizers::{Decoder, DecoderWrapper};
+
+/// Two tokens that every decoder writes as they are.
+const NEIGHBOURS: [&str; 2] = ["a", "b"];
 
 impl Tokenizer {
     /// The text of `ids` with special tokens. Ids that are not in the vocabulary have no text.
@@ -26,21 +30,59 @@ impl Tokenizer {
         self.special.contains(&id)
     }
 
-    /// The bytes that `id` adds to a text. They may be a part of a character. A special token adds its name.
+    /// The bytes that `id` adds to a text that has begun. They may be a part of a character. A special token adds its name. What only
+    /// tells whether the token begins or ends a word, such as `##` or `</w>`, is no text. The space that it stands for is.
     pub fn bytes_of(&self, id: u32) -> Vec<u8> {
+        self.bytes_after(Some(NEIGHBOURS[0]), id)
+    }
+
+    /// The bytes of a text that begins with `id` and goes on. Decoders leave out the first space, and the mark of a continuation that
+    /// continues nothing is text.
+    pub fn first_bytes_of(&self, id: u32) -> Vec<u8> {
+        self.bytes_after(None, id)
+    }
+
+    fn bytes_after(&self, before: Option<&str>, id: u32) -> Vec<u8> {
         let Some(written) = self.written(id) else { return Vec::new() };
         if self.special.contains(&id) {
             return written.into_bytes();
         }
         if self.is_byte(id) {
-            return u8::from_str_radix(&written[3..5], 16).map_or_else(|_| Vec::new(), |byte| vec![byte]);
+            let byte = u8::from_str_radix(&written[3..5], 16).ok();
+            // The decoder may leave out a first space.
+            let left_out =
+                before.is_none() && byte == Some(b' ') && self.between(None, &written) == Some(String::new());
+            return byte.filter(|_| !left_out).into_iter().collect();
         }
         if self.tokenizer.get_decoder().is_some_and(is_byte_level) {
             let bytes: Option<Vec<u8>> = written.chars().map(byte_of).collect();
             // Added tokens are written as they are.
             return bytes.unwrap_or_else(|| written.into_bytes());
         }
-        written.replace('\u{2581}', " ").into_bytes()
+        let text = self.between(before, &written).unwrap_or_else(|| written.replace('\u{2581}', " "));
+        text.into_bytes()
+    }
+
+    /// What the decoder makes of the token `written` between `before`, if that is a token, and another.
+    fn between(&self, before: Option<&str>, written: &str) -> Option<String> {
+        let [first, after] = NEIGHBOURS;
+        let tokens = before.into_iter().chain([written, after]).map(String::from).collect();
+        let text = self.joined(tokens)?;
+        let after = self.joined(NEIGHBOURS.map(String::from).to_vec())?;
+        let own = text.strip_prefix(before.unwrap_or_default())?.strip_suffix(after.strip_prefix(first)?)?;
+        Some(own.to_string())
+    }
+
+    /// The text of these tokens; `None` if the decoder fails.
+    fn joined(&self, tokens: Vec<String>) -> Option<String> {
+        let tokenizer = Arc::clone(&self.tokenizer);
+        let join = move || match tokenizer.get_decoder() {
+            Some(decoder) => decoder.decode(tokens),
+            // As the library does.
+            None => Ok(tokens.join(" ")),
+        };
+        let joined = if self.decodes_by_regex { bounded(LONGEST_CALL, join) } else { caught(join) };
+        joined.ok()?.ok()
     }
 }
 
@@ -77,6 +119,64 @@ mod tests {
         let letters = (0..400).filter(|&n| char::from_u32(n).and_then(byte_of).is_some()).count();
         assert_eq!((bytes.len(), letters), (256, 256));
         assert_eq!((byte_of('Ġ'), byte_of('Ċ')), (Some(b' '), Some(b'\n')));
+    }
+
+    /// A tokenizer with this decoder whose vocabulary has these words, numbered from 0.
+    fn with_decoder(decoder: &serde_json::Value, words: &[&str]) -> Tokenizer {
+        let vocabulary: serde_json::Map<String, serde_json::Value> =
+            words.iter().enumerate().map(|(id, word)| (word.to_string(), id.into())).collect();
+        let file = serde_json::json!({
+            "version": "1.0", "truncation": null, "padding": null, "added_tokens": [], "normalizer": null,
+            "pre_tokenizer": null, "post_processor": null, "decoder": decoder,
+            "model": {"type": "WordLevel", "vocab": vocabulary, "unk_token": words[0]}
+        });
+        Tokenizer::parse(Path::new("tokenizer.json"), file.to_string().as_bytes()).unwrap()
+    }
+
+    /// The marks of continuations and of ends of words are no text. What a client gets is what the decoder makes of all tokens.
+    #[test]
+    fn marks_of_continuation_are_no_text() {
+        use serde_json::json;
+        let fused = json!({"type": "Sequence", "decoders": [{"type": "BPEDecoder", "suffix": "</w>"}, {"type": "Fuse"}]});
+        for (decoder, words, expected) in [
+            (
+                json!({"type": "WordPiece", "prefix": "##", "cleanup": true}),
+                &["play", "##ing", "##s", "the", ".", "##"][..],
+                &[" play", "ing", "s", " the", ".", ""][..],
+            ),
+            (
+                json!({"type": "WordPiece", "prefix": "@@", "cleanup": false}),
+                &["play", "@@ing", "##s", "."],
+                &[" play", "ing", " ##s", " ."],
+            ),
+            (
+                json!({"type": "BPEDecoder", "suffix": "</w>"}),
+                &["lo", "w</w>", "</w>", "er</w>"],
+                &["lo", "w ", " ", "er "],
+            ),
+            (fused, &["lo", "w</w>", "er</w>"], &["lo", "w ", "er "]),
+            (
+                json!({"type": "Metaspace", "replacement": "_", "prepend_scheme": "always", "split": true}),
+                &["_lo", "w", "_", "\u{2581}x"],
+                &[" lo", "w", " ", "\u{2581}x"],
+            ),
+            (json!(null), &["a", "b", "##c"], &[" a", " b", " ##c"]),
+        ] {
+            let tokenizer = with_decoder(&decoder, words);
+            let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+            let all: Vec<u32> = (0..words.len() as u32).collect();
+            let found: Vec<String> = all.iter().map(|&id| text(tokenizer.bytes_of(id))).collect();
+            assert_eq!(found, expected, "{decoder}");
+            // A text may begin with any of them. Decoders leave out a space at its end.
+            for first in 0..all.len() {
+                let ids = [&all[first..], &all[..first]].concat();
+                let rest = ids[1..].iter().map(|&id| text(tokenizer.bytes_of(id)));
+                let added: String =
+                    std::iter::once(text(tokenizer.first_bytes_of(ids[0]))).chain(rest).collect();
+                let decoded = tokenizer.decode(&ids).unwrap();
+                assert_eq!(added.trim_end(), decoded.trim_end(), "{decoder}, {ids:?}");
+            }
+        }
     }
 
     #[test]
