@@ -40,23 +40,27 @@ fn one() -> u64 {
 impl Split {
     /// The indices of `0..len` that `rank` of `world` holds.
     pub fn range(&self, len: u64, rank: u32, world: u32) -> Range<u64> {
-        let (rank, world) = (u64::from(rank), u64::from(world));
+        // What the ranks before `rank` have of `count`.
+        let before = |count: u64, rank: u32| {
+            let before = u128::from(count) * u128::from(rank) / u128::from(world);
+            u64::try_from(before).unwrap_or(u64::MAX) // at most `count`
+        };
         match *self {
             Split::Even { unit } => {
                 let mut unit = unit.max(1);
-                while unit > 1 && len.div_ceil(unit) < world {
+                while unit > 1 && len.div_ceil(unit) < u64::from(world) {
                     unit /= 2;
                 }
                 let units = len.div_ceil(unit);
-                let at = |r: u64| (units * r / world * unit).min(len);
+                let at = |rank: u32| before(units, rank).saturating_mul(unit).min(len);
                 at(rank)..at(rank + 1)
             }
             Split::Queries { heads, head_dim } => {
-                (heads * rank / world * head_dim)..(heads * (rank + 1) / world * head_dim)
+                (before(heads, rank) * head_dim)..(before(heads, rank + 1) * head_dim)
             }
             Split::KeyValues { heads, kv_heads, head_dim } => {
                 let group = (heads / kv_heads).max(1);
-                let (first, last) = (heads * rank / world, heads * (rank + 1) / world);
+                let (first, last) = (before(heads, rank), before(heads, rank + 1));
                 (first / group * head_dim)..(last.div_ceil(group) * head_dim)
             }
         }
@@ -106,6 +110,16 @@ impl Sharding {
         }
     }
 
+    /// True if several ranks hold the same index, as they do with [`Split::KeyValues`] and fewer key-value heads than ranks. Sums and
+    /// choices over the ranks would count it several times.
+    pub fn shares_indices(&self, world: u32) -> bool {
+        let Sharding::Split { parts, .. } = self else { return false };
+        parts.iter().any(|part| {
+            let ranges = (0..world).map(|rank| part.split.range(part.len, rank, world));
+            ranges.map(|range| range.end.saturating_sub(range.start)).sum::<u64>() > part.len
+        })
+    }
+
     /// The dimensions that `rank` holds of a tensor with global dimensions `dims`.
     pub fn local_dims(&self, dims: &[u64], rank: u32, world: u32) -> Vec<u64> {
         let mut local = dims.to_vec();
@@ -119,6 +133,18 @@ impl Sharding {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn ranks_share_key_value_heads_if_there_are_fewer_than_ranks() {
+        let shares = |split, world| Sharding::split(0, 8, split).shares_indices(world);
+        let key_values = Split::KeyValues { heads: 8, kv_heads: 2, head_dim: 4 };
+        assert_eq!([1, 2, 4, 8].map(|world| shares(key_values, world)), [false, false, true, true]);
+        assert!(!shares(Split::Queries { heads: 4, head_dim: 2 }, 4) && !shares(Split::Even { unit: 4 }, 3));
+        assert!(!Sharding::Replicated.shares_indices(4) && !Sharding::Partial.shares_indices(4));
+        // Many heads, whose product with a rank is more than 64 bits.
+        let many = Split::KeyValues { heads: 3 << 62, kv_heads: 3, head_dim: 1 };
+        assert_eq!([0, 1].map(|rank| many.range(3, rank, 2)), [0..2, 1..3]);
+    }
 
     #[test]
     fn even_covers_everything_once_also_when_nothing_divides() {

@@ -102,6 +102,21 @@ pub fn split_columns(sharding: &Sharding) -> Option<&[Part]> {
     split_parts(sharding, 1)
 }
 
+/// Refuses an operand of which several ranks hold the same index, where results of the ranks are added up or compared.
+///
+/// # Errors
+/// Ranks share key-value heads.
+pub fn held_once(operand: &OperandView<'_>, world: u32) -> Result<(), OpError> {
+    if !operand.sharding.shares_indices(world) {
+        return Ok(());
+    }
+    Err(OpError(format!(
+        "`{}` is split by `key_values` with fewer key-value heads than ranks, so several of the {world} ranks hold the same indices, \
+         which would be counted several times; split it by `even` or `queries`, or use fewer ranks",
+        operand.name
+    )))
+}
+
 /// Dimensions of a local matrix.
 pub fn local_matrix(ty: &TensorType) -> Result<(u32, u32), OpError> {
     match ty.dims[..] {

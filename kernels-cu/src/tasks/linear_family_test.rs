@@ -3,7 +3,10 @@
 use super::{Family, Source};
 use crate::abi;
 use crate::registry::GpuSite;
+use crate::tasks::argmax_partial::slice_of_rank;
+use crate::tasks::embedding::Embedding;
 use crate::tasks::linear::reference::linear;
+use crate::tasks::sample_family::logits_need;
 use crate::testing::{
     Call, TestBatch, TestRank, TestTask, TestTensor, assert_close, assert_covered_once, random_values,
     rounded, run_task,
@@ -12,8 +15,8 @@ use std::ops::Range;
 use taskgraph::op_graph::Role;
 use taskgraph::split::Part;
 use taskgraph::target::device;
-use taskgraph::task_type::{Access, LocalOp, Need, OpView, OperandView, TensorType};
-use taskgraph::{Attrs, Capacity, DType, Rows, Sharding, Split, Target};
+use taskgraph::task_type::{Access, LocalOp, Need, OpError, OpView, OperandView, TensorType};
+use taskgraph::{Attrs, Capacity, DType, Rows, Sharding, Split, Target, TaskType};
 
 const LINEAR: Family = Family { source: Source::Plain, residual: false, gated: false };
 const RMSNORM: Family = Family { source: Source::RmsNorm, residual: false, gated: false };
@@ -62,6 +65,28 @@ fn held(sharding: &Sharding, rank: u32, world: u32, all: u64) -> Vec<usize> {
 
 fn take(values: &[f32], columns: usize, rows: &[usize], cols: &[usize]) -> Vec<f32> {
     rows.iter().flat_map(|r| cols.iter().map(move |c| values[r * columns + c])).collect()
+}
+
+/// Each rank would count the columns that it shares.
+#[test]
+fn what_ranks_share_is_neither_summed_nor_compared() {
+    let shared = |dim| Sharding::split(dim, 8, Split::KeyValues { heads: 4, kv_heads: 1, head_dim: 8 });
+    let attrs = Attrs::new();
+    let refused = |error: OpError| assert!(error.0.contains("`w` is split by `key_values`"), "{}", error.0);
+    let product = |dim| {
+        let dims: [u64; 2] = if dim == 0 { [8, 5] } else { [5, 8] };
+        let x = operand("x", DType::F32, &[3, dims[1]], Sharding::Replicated);
+        [x, operand("w", DType::F32, &dims, shared(dim))]
+    };
+    refused(LINEAR.shard(&view(&attrs, &product(1), 3), 2).unwrap_err());
+    assert!(LINEAR.shard(&view(&attrs, &product(1), 3), 1).is_ok());
+    // Shared columns of the output are computed by both ranks, and counted once.
+    assert!(LINEAR.shard(&view(&attrs, &product(0), 3), 2).is_ok());
+    let table = [operand("w", DType::F32, &[8, 5], shared(0))];
+    refused(Embedding.shard(&view(&attrs, &table, 3), 2).unwrap_err());
+    let logits = [operand("w", DType::F32, &[3, 8], shared(1))];
+    refused(slice_of_rank(&view(&attrs, &logits, 3).inputs[0], 2, 2).unwrap_err());
+    refused(logits_need(&view(&attrs, &logits, 3).inputs[0], 2).unwrap_err());
 }
 
 fn output_dtype(dtype: DType) -> Attrs {

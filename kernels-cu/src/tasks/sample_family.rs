@@ -142,6 +142,7 @@ pub(crate) fn logits_need(counts: &OperandView<'_>, world: u32) -> Result<Need, 
     if world == 1 {
         return Ok(Need::AsIs);
     }
+    contract::held_once(counts, world)?;
     match contract::split_columns(counts.sharding) {
         Some([_]) => Ok(Need::Split(counts.sharding.clone())),
         _ => Err(OpError(format!("`{}` must be split on its columns, in one part", counts.name))),

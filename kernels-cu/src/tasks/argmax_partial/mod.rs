@@ -81,6 +81,9 @@ pub(crate) fn slice_of_rank(
     world: u32,
 ) -> Result<(Need, Sharding), OpError> {
     let by_columns = contract::split_columns(logits.sharding).is_some();
+    if by_columns {
+        contract::held_once(logits, world)?;
+    }
     let need = if by_columns { Need::AsIs } else { Need::Replicated };
     if slices == 1 && (world == 1 || !by_columns) {
         return Ok((need, Sharding::Replicated));

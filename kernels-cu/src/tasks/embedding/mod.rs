@@ -64,15 +64,12 @@ impl TaskType for Embedding {
         let output = match table.sharding {
             Sharding::Replicated => Sharding::Replicated,
             Sharding::Split { dim: 0, parts } if parts.len() == 1 => {
-                if world == 1 {
-                    Sharding::Replicated
-                } else {
-                    Sharding::Partial
-                }
+                contract::held_once(table, world)?;
+                if world == 1 { Sharding::Replicated } else { Sharding::Partial }
             }
-            other => {
+            _ => {
                 return Err(OpError(format!(
-                    "table `{}` must be replicated or split over the vocabulary in one part, not {other:?}",
+                    "table `{}` must be replicated, or split on dimension 0, the vocabulary, in one part",
                     table.name
                 )));
             }

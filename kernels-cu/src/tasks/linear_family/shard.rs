@@ -4,6 +4,7 @@
 //! same split, and gives partial sums. Operands with other shardings are resharded.
 
 use super::Family;
+use crate::tasks::contract;
 use crate::tasks::source::Source;
 use taskgraph::Sharding;
 use taskgraph::split::Part;
@@ -56,6 +57,7 @@ impl Family {
                         weight.name
                     )));
                 }
+                contract::held_once(weight, world)?;
                 inputs[0] = Need::Split(Sharding::Split { dim: 1, parts: self.columns_of_x(parts) });
                 Sharding::Partial
             }
