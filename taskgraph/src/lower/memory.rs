@@ -141,12 +141,15 @@ fn writes_what_it_reads(plan: &Plan, slot: u32, from: u32, to: u32) -> bool {
     let operands = &plan.slots[slot as usize];
     (0..plan.options.world).filter_map(|rank| plan.part(rank, slot as usize)).all(|part| {
         part.tasks.iter().all(|task| {
-            let reads = task.reads.iter().filter(|a| operands.inputs[usize::from(a.operand)] == from);
+            let reads = task.reads.iter().map(|a| (operands.inputs[usize::from(a.operand)], a));
+            // A block of that tensor, under another name, is elsewhere in its memory.
+            let mut reads = reads.filter(|&(input, _)| plan.root(input, 0).0 == from);
             let mut writes = task.writes.iter().filter(|a| operands.outputs[usize::from(a.operand)] == to);
             let write = writes.next();
             write.is_some_and(|w| {
                 writes.next().is_none()
-                    && reads.into_iter().chain([w]).all(|a| a.region == w.region && a.trust.is_none())
+                    && w.trust.is_none()
+                    && reads.all(|(input, a)| input == from && a.region == w.region && a.trust.is_none())
             })
         })
     })

@@ -13,7 +13,7 @@ use crate::dtype::DType;
 use crate::ids::EventId;
 use crate::op_graph::Role;
 use crate::region::MAX_DIMS;
-use crate::task_graph::{Operand, Place, Task, TaskGraph, TensorEntry, Variant};
+use crate::task_graph::{Operand, Place, Task, TaskGraph, TensorEntry, Variant, core_types};
 use crate::trust::RowShares;
 pub(super) use first::First;
 pub use first::Repeat;
@@ -341,11 +341,14 @@ impl<'a> Comparing<'a> {
     fn same_frame(&self, b: &TaskGraph) -> bool {
         let a = self.first;
         let reduce = sum_type(a);
-        // The proof uses these parameters of a sum: the ranks, the rows and the flags. The remaining parameter is its
-        // own rank.
+        let copy = a.type_names.iter().position(|name| name == core_types::NVSHMEM_COPY);
+        // The proof uses these parameters of a sum: the ranks, the rows and the flags. The next one is its own rank.
+        let known = |v: &Variant| (v.params.len(), [0, 2, 3].map(|word| v.params.get(word).copied()));
         let same_variant = |x: &Variant, y: &Variant| {
-            let known = |v: &Variant| [0, 2, 3].map(|word| v.params.get(word).copied());
-            x.task_type == y.task_type && (Some(usize::from(x.task_type)) != reduce || known(x) == known(y))
+            let of_type = Some(usize::from(x.task_type));
+            x.task_type == y.task_type
+                && (of_type != reduce || known(x) == known(y))
+                && (of_type != copy || x.params == y.params)
         };
         a.world == b.world
             && a.placement == b.placement
@@ -423,5 +426,6 @@ fn same_tensor(a: &TensorEntry, b: &TensorEntry) -> bool {
         && a.tiled == b.tiled
         && a.paired == b.paired
         && a.output == b.output
+        && a.rows == b.rows
         && a.overlay == b.overlay
 }

@@ -3,7 +3,8 @@
 //! What is proven for one graph class ([`verify`]):
 //! 1. *Structure*: every index is in range; operands are inside their tensors; symmetric tensors agree on all ranks; no task writes
 //!    a weight, a constant or an input; only activations have flagged words, which belong to one graph; tasks that do nothing have no
-//!    operands; what a task writes on another rank is on the rank of its trigger's owner, and a task that triggers another rank's event
+//!    operands; copies and sums have the operands and parameters that their code reads; no task writes bytes that it also reads, unless
+//!    through the same view of the same tensor; what a task writes on another rank is on the rank of its trigger's owner, and a task that triggers another rank's event
 //!    writes nowhere else; every task is in one worker's list, or is launched by exactly one event, which is the one it depends on.
 //! 2. *Triggers*: the triggers of all ranks' tasks add up to what each event waits for.
 //! 3. *Reach*: every task comes after the begin event and before the end event of its rank. With dynamic placement a signal,

@@ -2,6 +2,8 @@
 
 mod operands;
 mod placement;
+mod shapes;
+mod within;
 
 use super::boxes::{last_byte, strides_nest};
 use super::ranks::Ranks;
@@ -24,6 +26,7 @@ const BEGIN: u16 = 1;
 const EMPTY: u16 = 2;
 const COPY: u16 = 3;
 const SIGNAL: u16 = 4;
+const REDUCE: u16 = 5;
 
 /// True for a copy, a signal and every other task that reaches another rank. It completes at its own time, and only the event that it
 /// triggers shows that.
@@ -325,10 +328,9 @@ impl RankCheck<'_> {
         if idle && (task.num_inputs > 0 || task.num_outputs > 0) {
             return self.say_task(index, "has operands, but a task of its type reads and writes nothing");
         }
+        // Nothing reads the variant of a task without code.
         let variant = graph.variants.get(usize::from(task.variant));
-        if variant.is_some_and(|v| v.task_type != task.task_type && task.task_type > SIGNAL)
-            || (variant.is_none() && task.task_type > SIGNAL)
-        {
+        if !idle && variant.is_none_or(|v| v.task_type != task.task_type) {
             return self.say_task(index, &format!("has variant {}, which is not of its type", task.variant));
         }
         if !graph.ops.is_empty() && task.op as usize >= graph.ops.len() && !fixed {
@@ -382,11 +384,15 @@ impl RankCheck<'_> {
                 }
             }
         }
-        if task.task_type == COPY
-            && self.violations.is_empty()
-            && let Some(message) = self.copy_shape(task)
-        {
-            self.say_task(index, &message);
+        if self.violations.is_empty() {
+            let shape = match task.task_type {
+                COPY => self.copy_shape(task),
+                REDUCE => self.sum_shape(task),
+                _ => None,
+            };
+            if let Some(message) = shape.or_else(|| self.overlap(task)) {
+                self.say_task(index, &message);
+            }
         }
     }
 

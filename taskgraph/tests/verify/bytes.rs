@@ -2,7 +2,7 @@
 
 use super::verify_support::*;
 use super::{broken, expect};
-use taskgraph::op_graph::{Capacity, Role};
+use taskgraph::op_graph::{Capacity, Role, Rows};
 use taskgraph::task_graph::{Place, Space, TaskGraph};
 use taskgraph::trust::Trust;
 use taskgraph::verify::{ViolationKind, verify};
@@ -181,24 +181,29 @@ fn published_by_a_word(event: bool) -> Vec<TaskGraph> {
             let x = b.tensor("x", DType::F32, &[4], Space::Device, Role::Input);
             let data = b.tensor("data", DType::F32, &[4], Space::Device, Role::Activation);
             let words = |b: &mut RankBuilder, name: &str| {
-                b.tensor(name, DType::F32Flagged, &[2, 4], Space::Symmetric, Role::Activation)
+                b.tensor(name, DType::F32Flagged, &[2, 1, 4], Space::Symmetric, Role::Activation)
             };
             let (words, answer) = (words(&mut b, "words"), words(&mut b, "answer"));
+            let sum = |b: &mut RankBuilder, name: &str| {
+                let sum = b.tensor(name, DType::F32, &[1, 4], Space::Device, Role::Activation);
+                [b.all(sum)]
+            };
+            let sums = [sum(&mut b, "sum"), sum(&mut b, "sum of answers")];
             let (written, end) = (b.event(false), Some(EventId::local(own, 2)));
-            let slot = Region::whole(&[2, 4]).with(0, rank, rank + 1);
+            let slot = Region::whole(&[2, 1, 4]).with(0, rank, rank + 1);
             let input = [b.all(x)];
             let output = [b.all(data)];
             b.task(0, LINEAR, "write", &input, &output, &[1], Some(EventId::local(own, written)));
             let push = [b.at(words, slot, Place::All)];
             b.task(0, LINEAR, "push", &input, &push, &[1], None);
             let poll = [b.all(words)];
-            b.task(1, REDUCE, "poll", &poll, &[], &[1], None);
+            b.task(1, REDUCE, "poll", &poll, &sums[0], &[1], None);
             let read = [b.all(data)];
             b.task(1, LINEAR, "read", &read, &[], &[if event { written } else { 1 }], None);
             let push = [b.at(answer, slot, Place::All)];
             b.task(1, LINEAR, "answer", &input, &push, &[1], end);
             let poll = [b.all(answer)];
-            b.task(0, REDUCE, "end", &poll, &[], &[written], end);
+            b.task(0, REDUCE, "end", &poll, &sums[1], &[written], end);
             b.graph
         })
         .collect();
@@ -236,7 +241,8 @@ fn a_flagged_word_orders_reuse() {
     for graph in &mut graphs {
         // Without the poll nothing orders the two.
         let poll = find(graph, "poll", 0) as usize;
-        graph.tasks[poll].num_inputs = 0;
+        let task = &mut graph.tasks[poll];
+        (task.task_type, task.variant, task.num_inputs, task.num_outputs) = (LINEAR, LINEAR, 0, 0);
     }
     let found = verify(&graphs).unwrap_err();
     let (push, read) = (find(&graphs[0], "push", 0), find(&graphs[0], "read", 0));
@@ -251,6 +257,10 @@ fn reused_after_a_push_of(row: u32, rows_kind: u32) -> Vec<TaskGraph> {
     let x = b.tensor("x", DType::F32, &[4], Space::Device, Role::Input);
     let data = b.tensor("data", DType::F32, &[4], Space::Device, Role::Activation);
     let words = b.tensor("words", DType::F32Flagged, &[1, 2, 4], Space::Symmetric, Role::Activation);
+    // The rows of a buffer stand for those of another tensor.
+    b.graph.tensors[words as usize].rows = Rows::Fixed;
+    let sum = b.tensor("sum", DType::F32, &[2, 4], Space::Device, Role::Activation);
+    let sum = [b.all(sum)];
     let (written, end) = (b.event(false), Some(EventId::local(0, 2)));
     let (input, whole) = ([b.all(x)], [b.all(data)]);
     b.task(0, LINEAR, "write", &input, &whole, &[1], Some(EventId::local(0, written)));
@@ -260,7 +270,7 @@ fn reused_after_a_push_of(row: u32, rows_kind: u32) -> Vec<TaskGraph> {
     let other = [b.at(words, of_row(1 - row), Place::All)];
     b.task(1, LINEAR, "other", &input, &other, &[1], end);
     let poll = [b.all(words)];
-    b.task(2, REDUCE, "poll", &poll, &[], &[written], None);
+    b.task(2, REDUCE, "poll", &poll, &sum, &[written], None);
     b.task(2, LINEAR, "again", &input, &whole, &[1], end);
     let mut graphs = vec![b.graph];
     count_triggers(&mut graphs);

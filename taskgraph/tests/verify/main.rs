@@ -514,7 +514,7 @@ fn statistics() {
     // 3 ranks, 2 tiles, 2 layers.
     let graphs = chain(3, 2, 2, 2, Lowering::Copy);
     let stats = taskgraph::stats::stats(&graphs);
-    assert_eq!(stats.tasks_by_type["reduce"], 3 * 2 * 2);
+    assert_eq!(stats.tasks_by_type["sum"], 3 * 2 * 2);
     assert_eq!(stats.tasks_by_type["nvshmem_copy"], 3 * 2 * 2 * 2);
     assert_eq!(stats.tasks_by_type["linear"], 3 * (2 * 2 + 1));
     assert_eq!(stats.tasks_by_type.values().sum::<usize>(), stats.tasks);

@@ -15,6 +15,8 @@ pub const COPY: u16 = 3;
 pub const SIGNAL: u16 = 4;
 pub const REDUCE: u16 = 5;
 pub const LINEAR: u16 = 6;
+/// A sum with one input for each summand, which a `reduce` does not have.
+pub const SUM: u16 = 7;
 
 /// Builds one rank's graph.
 pub struct RankBuilder {
@@ -23,8 +25,22 @@ pub struct RankBuilder {
 
 impl RankBuilder {
     pub fn new(rank: u32, world: u32, workers: u32) -> Self {
-        let core =
-            ["terminate", "begin_task_graph", "empty", "nvshmem_copy", "nvshmem_signal", "reduce", "linear"];
+        let types = [
+            "terminate",
+            "begin_task_graph",
+            "empty",
+            "nvshmem_copy",
+            "nvshmem_signal",
+            "reduce",
+            "linear",
+            "sum",
+        ];
+        // A copy and a `reduce` of flagged words know which rows are in use: all of them.
+        let params = |task_type: u16| match task_type {
+            COPY => vec![2],
+            REDUCE => vec![world, rank, 2, 1],
+            _ => vec![7, u32::from(task_type), 2],
+        };
         let event =
             |event_type| Event { event_type, num_triggers: 0, first_task: 0, last_task: 0, remote: false };
         let mut built = RankBuilder {
@@ -36,16 +52,11 @@ impl RankBuilder {
                 backend: taskgraph::target::Backend::Cpu,
                 workers,
                 capacity: Capacity { rows: 1, samples: 1, active: 1 },
-                type_names: core.iter().map(|s| s.to_string()).collect(),
+                type_names: types.iter().map(|s| s.to_string()).collect(),
                 ops: vec!["begin".into()],
                 tensors: Vec::new(),
-                variants: (0..=LINEAR)
-                    .map(|task_type| Variant {
-                        task_type,
-                        // The third parameter of a `reduce` says which rows are in use: all of them.
-                        params: vec![7, u32::from(task_type), 2],
-                        scratch_bytes: 64,
-                    })
+                variants: (0..=SUM)
+                    .map(|task_type| Variant { task_type, params: params(task_type), scratch_bytes: 64 })
                     .collect(),
                 operands: Vec::new(),
                 tasks: Vec::new(),
@@ -208,6 +219,8 @@ pub fn chain(world: u32, workers: u32, tiles: u32, layers: u32, lowering: Loweri
     let mut graphs: Vec<TaskGraph> = (0..world)
         .map(|rank| {
             let mut b = RankBuilder::new(rank, world, workers);
+            // Flagged words, and a residual.
+            b.graph.variants[usize::from(REDUCE)].params[3] = 3;
             let own = rank as u16;
             let mut x = b.tensor("x", DType::F32, &[2, columns], Space::Device, Role::Input);
             let mut x_event = EventId::BEGIN;
@@ -289,11 +302,12 @@ pub fn chain(world: u32, workers: u32, tiles: u32, layers: u32, lowering: Loweri
                             inputs.push(b.at(receive, received.with(0, peer, peer + 1), Place::Own));
                         }
                     } else {
-                        inputs.push(b.at(receive, received, Place::Own));
+                        inputs.insert(0, b.at(receive, received, Place::Own));
                     }
                     let worker = next_worker();
                     let trigger = Some(EventId::local(own, y_event));
-                    b.task(worker, REDUCE, &name("reduce"), &inputs, &[output], &deps, trigger);
+                    let sum = if flagged { REDUCE } else { SUM };
+                    b.task(worker, sum, &name("reduce"), &inputs, &[output], &deps, trigger);
                 }
                 (x, x_event) = (y, y_event);
             }

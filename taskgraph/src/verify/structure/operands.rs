@@ -69,29 +69,6 @@ fn trusted(tensor: &TensorEntry, operand: &Operand, active: u32) -> Option<Strin
 }
 
 impl RankCheck<'_> {
-    /// Checks that a copy has one source and one target with the same type and dimensions.
-    pub(super) fn copy_shape(&self, task: &Task) -> Option<String> {
-        let graph = self.graph();
-        let ([source], [target]) = (graph.inputs(task), graph.outputs(task)) else {
-            return Some("must have one input and one output".into());
-        };
-        let name = |o: &Operand| graph.tensors[o.tensor as usize].name.as_str();
-        let dtype = |o: &Operand| graph.tensors[o.tensor as usize].dtype;
-        let dims = |o: &Operand| o.dims[..usize::from(o.ndim)].to_vec();
-        let same = dtype(source) == dtype(target) && dims(source) == dims(target);
-        (!same).then(|| {
-            format!(
-                "copies {} {:?} of '{}' into {} {:?} of '{}': both must have the same type and dimensions",
-                dtype(source),
-                dims(source),
-                name(source),
-                dtype(target),
-                dims(target),
-                name(target)
-            )
-        })
-    }
-
     pub(super) fn operand(&self, task: &Task, operand: &Operand, input: bool) -> Option<String> {
         let graph = self.graph();
         let Some(tensor) = graph.tensors.get(operand.tensor as usize) else {
