@@ -322,13 +322,13 @@ impl Error {
                 "use an MPI library that does (Open MPI: `ompi_info | grep MPI_THREAD_MULTIPLE`), or start all ranks on one node"
             }
             Error::SharedMemory { .. } => {
-                "enlarge /dev/shm (`mount -o remount,size=... /dev/shm`, in a container `docker run --shm-size=...`), or use fewer slots (max_batch) or a smaller runtime.prefill_chunk"
+                "enlarge /dev/shm (`mount -o remount,size=... /dev/shm`, in a container `docker run --shm-size=...`), or use fewer slots (max_batch) or a smaller runtime.prefill_chunk, in a graph of your own smaller tensors"
             }
             Error::SharedWindow { .. } => {
                 "check the free space and the permissions of /dev/shm (`df /dev/shm`)"
             }
             Error::OutOfMemory { .. } => {
-                "use fewer slots (max_batch), shorter sequences (max_seq_len), fewer KV pages (runtime.kv_pages) or more ranks"
+                "use fewer slots (max_batch), shorter sequences (max_seq_len) or fewer KV pages (runtime.kv_pages), in a graph of your own smaller tensors, or more ranks"
             }
             Error::Digest { .. } => "run the same mpk-run and the same model.json on every node",
             Error::Driver { .. } => {
@@ -350,14 +350,14 @@ impl Error {
                 "use fewer workers (Overrides::workers), or another GPU (CUDA_VISIBLE_DEVICES)"
             }
             Error::DeviceMemory { .. } => {
-                "use more ranks or GPUs, fewer slots (max_batch), shorter sequences (max_seq_len), fewer KV pages (runtime.kv_pages), or end other programs on the GPU (`nvidia-smi` lists them)"
+                "use more ranks or GPUs, fewer slots (max_batch), shorter sequences (max_seq_len), fewer KV pages (runtime.kv_pages), in a graph of your own smaller tensors, or end other programs on the GPU (`nvidia-smi` lists them)"
             }
             Error::PinnedMemory { .. } => "raise the limit of locked memory with `ulimit -l unlimited`",
             Error::NvshmemVersions { .. } => {
                 "set NVSHMEM_HOME to one installation, so that both have the same major.minor version, or run scripts/setup.sh --nvshmem"
             }
             Error::SymmetricSize { .. } => {
-                "unset the variable, or use fewer slots (max_batch), a smaller runtime.prefill_chunk or fewer ranks"
+                "unset the variable, or use fewer slots (max_batch), a smaller runtime.prefill_chunk or fewer ranks, in a graph of your own smaller tensors"
             }
             Error::UnevenGpus { gpus, .. } => {
                 return Some(format!(
@@ -407,3 +407,29 @@ impl From<nvshmem_sys::Error> for Error {
 
 /// The result type of this crate.
 pub type Result<T> = std::result::Result<T, Error>;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Slots and sequences are sizes of models. The sizes of a graph of one's own are in its tensors.
+    #[test]
+    fn help_against_a_lack_of_memory_also_fits_a_graph_of_ones_own() {
+        for error in [
+            Error::OutOfMemory { rank: 0, what: "activations".into(), bytes: 1, reason: "full".into() },
+            Error::SharedMemory { bytes: 2, ranks: 1, free: 1 },
+            Error::DeviceMemory {
+                device: "GPU 0".into(),
+                ranks: 1,
+                free: 1,
+                needed: 2,
+                parts: "weights".into(),
+            },
+            Error::SymmetricSize { given: "1".into(), needed: 2 },
+        ] {
+            let help = error.help().unwrap();
+            assert!(help.contains("max_batch"), "{help}");
+            assert!(help.contains("in a graph of your own smaller tensors"), "{help}");
+        }
+    }
+}

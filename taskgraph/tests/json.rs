@@ -217,6 +217,8 @@ fn errors_in_an_op_graph_name_the_place() {
         (r#""rows": 4, "#, "", &["graph", "missing field `rows`"]),
         (r#""samples": 2"#, r#""samples": 5"#, &["graph.samples"]),
         (r#""samples": 2"#, r#""sample": 2"#, &["unknown field `sample`"]),
+        (r#""samples": 2"#, r#""active": 0"#, &["graph.active: must be at least 1"]),
+        (r#""samples": 2"#, r#""active": 1000000"#, &["graph.active: 1000000 is more than `rows` (4)"]),
         (r#""dtype": "f32""#, r#""dtype": "f33""#, &["graph.tensors[0]", "f33"]),
         (r#""dims": [16, 8]"#, r#""dims": [16, 8, 1, 1, 1]"#, &["graph.tensors[1].dims"]),
         (r#""dims": [16, 8]"#, r#""dims": [0, 8]"#, &["graph.tensors[1].dims", "0 is not between"]),
@@ -235,6 +237,21 @@ fn errors_in_an_op_graph_name_the_place() {
         (r#""tensor": "t""#, r#""tenser": "t""#, &["graph.tensors[2].data"]),
         ("0.5,", "", &["graph.tensors[0].data.values", "31 values"]),
         (r#""name": "w""#, r#""name": "x""#, &["graph.tensors[1].name", "twice"]),
+        (
+            r#""name": "w""#,
+            r#""name": "w\u001b[2J""#,
+            &["graph.tensors[1].name: contains \\u{1b}, a control"],
+        ),
+        (r#""name": "sum""#, r#""name": "s\u0000m""#, &["graph.ops[1].name: contains \\u{0}"]),
+        (r#"["x", "w"]"#, r#"["x", "\u202ew"]"#, &["graph.ops[0].inputs[1]: contains \\u{202e}"]),
+        (r#"["y"]"#, r#"["y\n"]"#, &["graph.ops[0].outputs[0]: contains \\u{a}"]),
+        (r#""op": "add""#, r#""op": "add\u001b""#, &["graph.ops[1].op: contains \\u{1b}"]),
+        (r#""op": "add""#, r#""op": "add", "co\u001blour": 1"#, &["unknown field `co\\u{1b}lour`"]),
+        (
+            r#""kind": "input", "shard": "partial""#,
+            r#""kind": "activation", "shard": "partial""#,
+            &["graph.tensors[3].shard", "remove `shard`"],
+        ),
         (r#"["x", "w"]"#, r#"["x", "v"]"#, &["graph.ops[0].inputs[1]", "'v'"]),
         (r#"["y", "p"]"#, r#"["z", "p"]"#, &["graph.ops[1].inputs[0]", "'z'"]),
         (r#""outputs": ["z"]}"#, r#""outputs": ["y"]}"#, &["graph.ops[1].outputs[0]", "another operator"]),
@@ -249,6 +266,37 @@ fn errors_in_an_op_graph_name_the_place() {
     }
     assert!(op_graph_from_str("[]").unwrap_err().to_string().contains("object"));
     assert!(op_graph_from_str("{\n \"rows\": }").unwrap_err().to_string().contains("line 2"));
+}
+
+/// serde_json's own values would keep the last one.
+#[test]
+fn a_key_that_an_object_has_twice_is_refused() {
+    for (from, to, words) in [
+        (r#""rows": 4"#, r#""rows": 4, "rows": 5"#, "graph: duplicate field `rows` at line 2"),
+        (
+            r#""dims": [16, 8]"#,
+            r#""dims": [16, 8], "dims": [16, 8]"#,
+            "graph.tensors[1]: duplicate field `dims`",
+        ),
+        (r#""seed": 7"#, r#""seed": 7, "seed": 8"#, "graph.tensors[1].data.random: duplicate field `seed`"),
+        (r#""scale": 0.5"#, r#""scale": 0.5, "scale": 1"#, "graph.ops[0].attrs: duplicate field `scale`"),
+    ] {
+        let text = op_graph_text();
+        assert!(text.contains(from), "{from}");
+        let error = op_graph_from_str(&text.replacen(from, to, 1)).expect_err(to).to_string();
+        assert!(error.starts_with(words), "{error}");
+    }
+}
+
+/// A name of any length would fill the terminal.
+#[test]
+fn long_names_are_refused() {
+    let named = |length: usize| {
+        op_graph_from_str(&op_graph_text().replace("\"p\"", &format!("\"{}\"", "p".repeat(length))))
+    };
+    named(256).unwrap();
+    let error = named(100_000).unwrap_err().to_string();
+    assert_eq!(error, "graph.tensors[3].name: has 100000 bytes; use a name of at most 256");
 }
 
 /// The schemas in the repository match the types. `UPDATE_SCHEMAS=1 cargo test -p mpk-taskgraph --test json`

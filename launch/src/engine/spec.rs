@@ -5,8 +5,9 @@ use crate::model::model_json::{ModelJson, Overrides};
 use crate::model::model_path;
 use serde_json::json;
 use std::path::{Path, PathBuf};
-use taskgraph::OpGraph;
 use taskgraph::json::{DataSource, DataSources, op_graph_to_value};
+use taskgraph::op_graph::Role;
+use taskgraph::{OpGraph, Sharding};
 
 /// The model to run: a model or a user graph, with overrides of model.json's values.
 #[derive(Clone, Debug)]
@@ -53,7 +54,12 @@ impl ModelSpec {
                 (name.to_string(), DataSource::Values { values })
             })
             .collect();
-        let graph = op_graph_to_value(graph, &sources).map_err(|e| AppError::input(e.to_string()))?;
+        let mut graph = graph.clone();
+        // Passes set the shardings of activations, and the file has none.
+        for tensor in graph.tensors.iter_mut().filter(|tensor| tensor.role == Role::Activation) {
+            tensor.sharding = Sharding::Replicated;
+        }
+        let graph = op_graph_to_value(&graph, &sources).map_err(|e| AppError::input(e.to_string()))?;
         let text = json!({"schema": "mpk-model/1", "graph": graph}).to_string();
         let model = ModelJson::parse_unchecked(Path::new("own graph"), text.as_bytes())?;
         Ok(ModelSpec { source: Source::Json(Box::new(model)), overrides: Overrides::default() })

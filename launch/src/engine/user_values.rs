@@ -75,7 +75,7 @@ pub(super) fn values(
     let mut all = Values::new();
     // Weights may share a part, such as the embedding and the head, but not with different values.
     let mut insert = |name: &str, values: Vec<f32>| match all.get(name) {
-        Some(known) if *known != values => Err(AppError::input(format!(
+        Some(known) if !same_bits(known, &values) => Err(AppError::input(format!(
             "{}: `graph.tensors`: two tensors give different values to `{name}`; give the parts of weights different sources",
             model.file()
         ))),
@@ -94,17 +94,20 @@ pub(super) fn values(
             None => random.is_some(),
             Some(source) => matches!(source, DataSource::Random { .. }),
         };
+        if is_random {
+            check_random(model, tensor)?;
+        }
         if is_random && build.as_ref().is_some_and(|build| !build.contains(&(index as u32))) {
             continue;
         }
         let values = match source {
             Some(DataSource::Values { values }) => given_values(model, tensor, values)?,
             Some(DataSource::Random { random }) => {
-                random_values(&RandomWeights::new(random.seed), tensor, rank)
+                random_values(&RandomWeights::new(random.seed), tensor, rank)?
             }
             Some(DataSource::File { file, tensor: name }) => file_values(model, file, name, tensor)?,
             None => match random {
-                Some(random) => random_values(random, tensor, rank),
+                Some(random) => random_values(random, tensor, rank)?,
                 None => {
                     return Err(AppError::input(format!(
                         "{}: `graph.tensors`: `{}` has no values; give it `data`, or the model `weights`",
@@ -127,6 +130,11 @@ pub(super) fn values(
         }
     }
     Ok(all)
+}
+
+/// Compares bits: values that are not numbers are unequal to themselves.
+fn same_bits(one: &[f32], other: &[f32]) -> bool {
+    bytemuck::cast_slice::<f32, u8>(one) == bytemuck::cast_slice::<f32, u8>(other)
 }
 
 /// The tensors whose values decide how the graph is built: those of operators with constant inputs, which are folded, and weights
@@ -153,55 +161,80 @@ fn needed_to_build(graph: &OpGraph) -> HashSet<u32> {
     needed
 }
 
-/// The values that the graph lists. They are f32 on their way to the tensor, so an integer tensor takes the whole numbers that f32 holds.
+/// The values that the graph lists.
 fn given_values(model: &ModelJson, tensor: &Tensor, values: &[f64]) -> Result<Vec<f32>, AppError> {
-    let range = match tensor.dtype {
+    if let Some(problem) = misfit(tensor.dtype, values.iter().copied()) {
+        let file = model.file();
+        return Err(AppError::input(format!("{file}: `graph.tensors`: `{}`: {problem}", tensor.name)));
+    }
+    let mut narrow: Vec<f32> = room(&tensor.name, values.len())?;
+    narrow.extend(values.iter().map(|&v| v as f32));
+    Ok(narrow)
+}
+
+/// Why a tensor of type `dtype` cannot have these values, if it cannot. They are f32 on their way to the tensor, so an integer tensor
+/// takes the whole numbers that f32 holds. A number must not become infinity: the results would not be numbers.
+fn misfit(dtype: DType, mut values: impl Iterator<Item = f64>) -> Option<String> {
+    let range = match dtype {
         DType::I32 => f64::from(i32::MIN)..=f64::from(i32::MAX),
         DType::U32 => 0.0..=f64::from(u32::MAX),
-        dtype => return given_floats(model, tensor, dtype, values),
+        _ => {
+            let stored = |v: f64| match dtype {
+                DType::F16 => half::f16::from_f64(v).to_f64(),
+                DType::Bf16 => half::bf16::from_f64(v).to_f64(),
+                _ => f64::from(v as f32),
+            };
+            let bad = values.find(|&v| v.is_finite() && stored(v).is_infinite())?;
+            let fix = match dtype {
+                DType::F16 => "use bf16 or f32, or smaller values",
+                _ => "use smaller values",
+            };
+            return Some(format!("{bad:e} is too large for {dtype}; {fix}"));
+        }
     };
     let fits = |v: f64| range.contains(&v) && v.fract() == 0.0 && f64::from(v as f32) == v;
-    if let Some(bad) = values.iter().find(|&&v| !fits(v)) {
-        return Err(AppError::input(format!(
-            "{}: `graph.tensors`: `{}`: {bad} is not a value of type {}, which takes whole numbers (from 2^24 on, only those that f32 can represent)",
-            model.file(),
-            tensor.name,
-            tensor.dtype
-        )));
-    }
-    Ok(values.iter().map(|&v| v as f32).collect())
+    let bad = values.find(|&v| !fits(v))?;
+    Some(format!(
+        "{bad} is not a value of type {dtype}, which takes whole numbers (from 2^24 on, only those that f32 can represent)"
+    ))
 }
 
-/// A listed number must not become infinity in the tensor's type: the results would not be numbers.
-fn given_floats(
-    model: &ModelJson,
-    tensor: &Tensor,
-    dtype: DType,
-    values: &[f64],
-) -> Result<Vec<f32>, AppError> {
-    let stored = |v: f64| match dtype {
-        DType::F16 => half::f16::from_f64(v).to_f64(),
-        DType::Bf16 => half::bf16::from_f64(v).to_f64(),
-        _ => f64::from(v as f32),
-    };
-    if let Some(bad) = values.iter().find(|&&v| stored(v).is_infinite()) {
-        return Err(AppError::input(format!(
-            "{}: `graph.tensors`: `{}`: {bad:e} is too large for {dtype}",
-            model.file(),
-            tensor.name
-        )));
-    }
-    Ok(values.iter().map(|&v| v as f32).collect())
+/// Memory for `count` elements of tensor `name`. Without it, the allocator would end the process without saying for what.
+fn room<T>(name: &str, count: usize) -> Result<Vec<T>, AppError> {
+    let mut elements = Vec::new();
+    elements.try_reserve_exact(count).map_err(|_| {
+        let bytes = count as u128 * size_of::<T>() as u128;
+        AppError::environment(format!("cannot allocate {bytes} bytes of host memory for tensor `{name}`"))
+            .with_help("make the tensor smaller, or use a machine with more memory")
+    })?;
+    Ok(elements)
 }
 
-fn random_values(random: &RandomWeights, tensor: &Tensor, rank: u32) -> Vec<f32> {
+/// Refuses random values for integers: all would be rounded to zero.
+fn check_random(model: &ModelJson, tensor: &Tensor) -> Result<(), AppError> {
+    if !matches!(tensor.dtype, DType::I32 | DType::U32) {
+        return Ok(());
+    }
+    Err(AppError::input(format!(
+        "{}: `graph.tensors`: `{}` has type {}, but random values are fractions",
+        model.file(),
+        tensor.name,
+        tensor.dtype
+    ))
+    .with_help(r#"give it whole numbers: "data": {"values": [..]} or {"file": "..", "tensor": ".."}"#))
+}
+
+fn random_values(random: &RandomWeights, tensor: &Tensor, rank: u32) -> Result<Vec<f32>, AppError> {
     let shape: Vec<usize> = tensor.dims.iter().map(|&d| d as usize).collect();
     let name = match tensor.sharding {
         Sharding::Partial => format!("{}.{rank}", tensor.name),
         _ => tensor.name.clone(),
     };
     let source = random.tensor(&name, &shape);
-    (0..shape.iter().product::<usize>() as u64).map(|index| source.value(index)).collect()
+    let count = shape.iter().product::<usize>();
+    let mut values: Vec<f32> = room(&tensor.name, count)?;
+    values.extend((0..count as u64).map(|index| source.value(index)));
+    Ok(values)
 }
 
 fn file_values(model: &ModelJson, file: &str, name: &str, tensor: &Tensor) -> Result<Vec<f32>, AppError> {
@@ -223,8 +256,13 @@ fn file_values(model: &ModelJson, file: &str, name: &str, tensor: &Tensor) -> Re
             return Err(error(format!("tensor `{name}` has type {other:?}; F32, F16 and BF16 are possible")));
         }
     };
-    let mut values = vec![0f32; view.data().len() / dtype.size()];
+    let count = view.data().len() / dtype.size();
+    let mut values: Vec<f32> = room(&tensor.name, count)?;
+    values.resize(count, 0.0);
     convert(dtype, view.data(), WeightDtype::F32, bytemuck::cast_slice_mut(&mut values));
+    if let Some(problem) = misfit(tensor.dtype, values.iter().map(|&v| f64::from(v))) {
+        return Err(error(format!("tensor `{name}`, the data of `{}`: {problem}", tensor.name)));
+    }
     Ok(values)
 }
 
@@ -289,7 +327,9 @@ pub(super) fn local_bytes(
     place: (u32, u32),
 ) -> Result<Vec<u8>, AppError> {
     let local = tensor.sharding.local_dims(&tensor.dims, place.0, place.1);
-    let mut bytes = vec![0u8; (local.iter().product::<u64>() * tensor.dtype.size()) as usize];
+    let count = (local.iter().product::<u64>() * tensor.dtype.size()) as usize;
+    let mut bytes: Vec<u8> = room(&tensor.name, count)?;
+    bytes.resize(count, 0);
     fill_local(tensor, weights, place, &mut bytes)?;
     Ok(bytes)
 }
@@ -306,4 +346,115 @@ pub(super) fn write_inputs(
         rank.write_input(&tensor.name, &bytes)?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+    use taskgraph::Rows;
+    use taskgraph::op_graph::WeightPart;
+
+    fn tensor(name: &str, dtype: DType, role: Role, dims: &[u64]) -> Tensor {
+        Tensor {
+            name: name.into(),
+            dtype,
+            dims: dims.to_vec(),
+            rows: Rows::Fixed,
+            role,
+            sharding: Sharding::Replicated,
+            output: false,
+        }
+    }
+
+    /// A folder whose `a.safetensors` has the tensor `t` with these f32 values, and the model.json beside it.
+    fn folder(values: &[f32]) -> (tempfile::TempDir, ModelJson) {
+        let folder = tempfile::tempdir().unwrap();
+        let end = 4 * values.len();
+        let header =
+            format!(r#"{{"t":{{"dtype":"F32","shape":[{}],"data_offsets":[0,{end}]}}}}"#, values.len());
+        let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
+        bytes.extend(header.as_bytes());
+        bytes.extend(values.iter().flat_map(|v| v.to_le_bytes()));
+        std::fs::write(folder.path().join("a.safetensors"), bytes).unwrap();
+        let model = ModelJson::of_checkpoint(&folder.path().join("model.json"));
+        (folder, model)
+    }
+
+    fn from_file(values: &[f32], dtype: DType) -> Result<Vec<f32>, AppError> {
+        let (_folder, model) = folder(values);
+        let tensor = tensor("x", dtype, Role::Input, &[values.len() as u64]);
+        file_values(&model, "a.safetensors", "t", &tensor)
+    }
+
+    /// A file is held to what `values` is held to.
+    #[test]
+    fn a_file_must_have_values_of_the_tensors_type() {
+        for (dtype, bad, words) in [
+            (DType::I32, 1.5, "1.5 is not a value of type i32"),
+            (DType::I32, 3e9, "3000000000 is not a value of type i32"),
+            (DType::I32, f32::NAN, "NaN is not a value of type i32"),
+            (DType::U32, -1.0, "-1 is not a value of type u32"),
+            (DType::F16, 1e5, "1e5 is too large for f16; use bf16 or f32"),
+            (DType::Bf16, f32::MAX, "is too large for bf16"),
+        ] {
+            let error = from_file(&[1.0, bad], dtype).unwrap_err();
+            assert_eq!(error.status, 2);
+            let message = error.to_string();
+            assert!(message.contains("a.safetensors: tensor `t`, the data of `x`: "), "{message}");
+            assert!(message.contains(words), "{message}");
+        }
+        assert_eq!(from_file(&[-3.0, 16_777_216.0], DType::I32).unwrap(), [-3.0, 16_777_216.0]);
+        // These are infinite already.
+        assert_eq!(from_file(&[f32::INFINITY, 65_504.0], DType::F16).unwrap(), [f32::INFINITY, 65_504.0]);
+    }
+
+    #[test]
+    fn random_values_of_integers_are_refused() {
+        let model = ModelJson::of_checkpoint(Path::new("model.json"));
+        let random = RandomWeights::new(1);
+        for dtype in [DType::I32, DType::U32] {
+            let mut graph = OpGraph::new("g", taskgraph::Capacity { rows: 1, samples: 1, active: 1 });
+            graph.tensors.push(tensor("ids", dtype, Role::Constant, &[2]));
+            for wanted in [Wanted::All, Wanted::ToBuild] {
+                let found = values(&model, &graph, &DataSources::new(), Some(&random), 0, wanted);
+                let message = found.unwrap_err().to_string();
+                let problem = format!("`ids` has type {dtype}, but random values are fractions");
+                assert!(message.contains(&problem) && message.contains("give it whole numbers"), "{message}");
+            }
+        }
+    }
+
+    /// NaN is unequal to itself, but both weights read the same bytes.
+    #[test]
+    fn weights_that_share_a_part_may_lack_numbers() {
+        let (_folder, model) = folder(&[1.0, f32::NAN]);
+        let parts = vec![WeightPart { source: "s".into(), dims: vec![2] }];
+        let mut graph = OpGraph::new("g", taskgraph::Capacity { rows: 1, samples: 1, active: 1 });
+        let mut sources = DataSources::new();
+        for name in ["v", "w"] {
+            graph.tensors.push(tensor(name, DType::F32, Role::Weight { parts: parts.clone() }, &[2]));
+            let file = DataSource::File { file: "a.safetensors".into(), tensor: "t".into() };
+            sources.insert(name.into(), file);
+        }
+        let all = values(&model, &graph, &sources, None, 0, Wanted::All).unwrap();
+        assert!(same_bits(&all["s"], &[1.0, f32::NAN]));
+        sources.insert("w".into(), DataSource::Values { values: vec![1.0, 2.0] });
+        let error = values(&model, &graph, &sources, None, 0, Wanted::All).unwrap_err();
+        assert!(error.to_string().contains("different values to `s`"), "{error}");
+    }
+
+    /// 2^48 bytes are more than a process can address.
+    #[test]
+    fn a_tensor_that_does_not_fit_into_memory_is_named() {
+        let large = tensor("large", DType::F32, Role::Input, &[1 << 23, 1 << 23]);
+        let none = WeightSource::Values(Values::new());
+        let random = random_values(&RandomWeights::new(1), &large, 0).map(drop);
+        for found in [random, local_bytes(&large, &none, (0, 1)).map(drop)] {
+            let error = found.unwrap_err();
+            assert_eq!(error.status, 3);
+            let problem = "cannot allocate 281474976710656 bytes of host memory for tensor `large`; make";
+            assert!(error.to_string().starts_with(problem), "{error}");
+        }
+    }
 }

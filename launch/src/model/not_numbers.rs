@@ -96,20 +96,21 @@ impl Found {
         let mut messages = Vec::new();
         if !self.not_numbers.is_empty() {
             messages.push(format!(
-                "some weights are not numbers (NaN or infinity), in {}: tokens that depend on them are meaningless; download or \
-                 convert the checkpoint again",
+                "some weights are not numbers (NaN or infinity), in {}: results that depend on them are meaningless; download or \
+                 convert their file again",
                 listed(self.not_numbers.iter().cloned())
             ));
         }
         for (target, tensors) in &self.too_large {
-            let (most, others) = match target.as_str() {
-                "f16" => (f16::MAX.to_f32(), "\"bfloat16\" or \"float32\""),
-                _ => (bf16::MAX.to_f32(), "\"float32\""),
+            let (most, [others, of_graph]) = match target.as_str() {
+                "f16" => (f16::MAX.to_f32(), ["\"bfloat16\" or \"float32\"", "\"bf16\" or \"f32\""]),
+                _ => (bf16::MAX.to_f32(), ["\"float32\"", "\"f32\""]),
             };
             let named = tensors.iter().map(|(name, value)| format!("{name} (value {value:?})"));
             messages.push(format!(
-                "some weights are outside the range of {target} (-{most:?} to {most:?}), in {}: they become infinite, and tokens that \
-                 depend on them are meaningless; use another dtype: set `dtype` in config.json to {others}",
+                "some weights are outside the range of {target} (-{most:?} to {most:?}), in {}: they become infinite, and results that \
+                 depend on them are meaningless; use another dtype: set `dtype` in config.json to {others}, or in a graph of your \
+                 own the weight's `dtype` to {of_graph}",
                 listed(named)
             ));
         }
@@ -259,7 +260,13 @@ mod tests {
         for (message, words) in [
             (
                 &messages[1],
-                &["of f16 (-65504.0 to 65504.0)", "x.weight (value -70000.0)", "`dtype`", "bfloat16"][..],
+                &[
+                    "of f16 (-65504.0 to 65504.0)",
+                    "x.weight (value -70000.0)",
+                    "`dtype`",
+                    "bfloat16",
+                    "in a graph of your own the weight's `dtype` to \"bf16\" or \"f32\"",
+                ][..],
             ),
             (&messages[0], &["of bf16 (", "y (value 3.4028235e38)", "float32"]),
         ] {

@@ -1,5 +1,7 @@
 //! Errors of reading a graph file.
 
+use super::names::clean;
+
 /// A graph file that cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum GraphFileError {
@@ -20,7 +22,9 @@ pub enum GraphFileError {
 }
 
 impl GraphFileError {
+    /// An invalid value. Both texts may quote the file.
     pub(crate) fn at(place: impl Into<String>, message: impl Into<String>) -> Self {
-        GraphFileError::Value { place: place.into(), message: message.into() }
+        let (place, message): (String, String) = (place.into(), message.into());
+        GraphFileError::Value { place: clean(&place), message: clean(&message) }
     }
 }

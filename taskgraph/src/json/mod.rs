@@ -5,7 +5,9 @@
 //! * A user graph, the `"graph"` of model.json: [`op_graph_from_value`] and [`op_graph_to_value`]. Its schema is
 //!   `schema/op_graph.schema.json`.
 
+mod distinct;
 mod error;
+mod names;
 mod op_graph;
 mod op_graph_file;
 mod parse;
@@ -14,7 +16,9 @@ mod shard;
 mod task_graph_file;
 mod write;
 
+pub use distinct::distinct_keys;
 pub use error::GraphFileError;
+pub use names::clean;
 pub use op_graph::{op_graph_from_str, op_graph_from_value, op_graph_to_value};
 pub use op_graph_file::{DataSource, DataSources, OpGraphFile, op_graph_schema};
 pub use parse::plain;

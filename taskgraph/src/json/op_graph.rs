@@ -1,6 +1,8 @@
 //! Op graphs from and to JSON.
 
+use super::distinct::value_from_str;
 use super::error::GraphFileError;
+use super::names::problem_of_name;
 use super::op_graph_file::{
     DataSource, DataSources, OpGraphFile, OpGraphOp, OpGraphTensor, RandomData, TensorKind,
 };
@@ -16,9 +18,14 @@ use std::collections::{HashMap, HashSet};
 /// Reads an op graph from text; see [`op_graph_from_value`].
 ///
 /// # Errors
-/// Invalid JSON, with line and column; otherwise those of [`op_graph_from_value`].
+/// Invalid JSON or a key that an object has twice, with line and column; otherwise those of [`op_graph_from_value`].
 pub fn op_graph_from_str(text: &str) -> Result<(OpGraph, DataSources), GraphFileError> {
-    op_graph_from_value(&serde_json::from_str(text)?, "graph")
+    op_graph_from_value(&value_from_str(text, "graph")?, "graph")
+}
+
+/// Refuses a name that would garble messages and timelines. `place` is its path.
+fn check_name(name: &str, place: &str) -> Result<(), GraphFileError> {
+    problem_of_name(name).map_or(Ok(()), |problem| Err(GraphFileError::at(place, problem)))
 }
 
 /// Reads an op graph in the form of [`OpGraphFile`]. `place` is its path, for messages. Also returns the sources of the values of
@@ -44,6 +51,7 @@ pub fn op_graph_from_value(value: &Value, place: &str) -> Result<(OpGraph, DataS
     let tensors = list("tensors", &mut rest)?;
     let ops = list("ops", &mut rest)?;
     let file: OpGraphFile = parse(Value::Object(rest), place)?;
+    check_name(&file.name, &format!("{place}.name"))?;
     if file.rows == 0 {
         return Err(GraphFileError::at(format!("{place}.rows"), "must be at least 1"));
     }
@@ -55,6 +63,14 @@ pub fn op_graph_from_value(value: &Value, place: &str) -> Result<(OpGraph, DataS
         ));
     }
     let active = file.active.unwrap_or(1);
+    // Each slot has a row.
+    if active == 0 || active > file.rows {
+        let problem = match active {
+            0 => "must be at least 1".to_string(),
+            _ => format!("{active} is more than `rows` ({})", file.rows),
+        };
+        return Err(GraphFileError::at(format!("{place}.active"), problem));
+    }
     let mut graph = OpGraph::new(file.name, Capacity { rows: file.rows, samples, active });
     let mut sources = DataSources::new();
     let mut names = HashMap::new();
@@ -74,6 +90,7 @@ pub fn op_graph_from_value(value: &Value, place: &str) -> Result<(OpGraph, DataS
     }
     add_ops(&mut graph, &mut names, ops, place)?;
     for (i, name) in file.outputs.iter().enumerate() {
+        check_name(name, &format!("{place}.outputs[{i}]"))?;
         match names.get(name) {
             Some(&t) => graph.tensors[t as usize].output = true,
             None => {
@@ -101,8 +118,10 @@ fn add_ops(
     for (i, value) in ops.into_iter().enumerate() {
         let place = format!("{place}.ops[{i}]");
         let op: OpGraphOp = parse_object(value, &place)?;
+        check_name(&op.op, &format!("{place}.op"))?;
         let mut inputs = Vec::new();
         for (j, name) in op.inputs.iter().enumerate() {
+            check_name(name, &format!("{place}.inputs[{j}]"))?;
             let known = names.get(name).copied().filter(|&t| {
                 written.contains(&t) || !matches!(graph.tensors[t as usize].role, Role::Activation)
             });
@@ -116,6 +135,7 @@ fn add_ops(
         let mut outputs = Vec::new();
         for (j, name) in op.outputs.iter().enumerate() {
             let place = format!("{place}.outputs[{j}]");
+            check_name(name, &place)?;
             let tensor = *names.entry(name.clone()).or_insert_with(|| {
                 graph.tensors.push(Tensor {
                     name: name.clone(),
@@ -146,6 +166,7 @@ fn add_ops(
             Some(name) if !name.is_empty() => name,
             _ => return Err(GraphFileError::at(place, "needs a `name` or an output")),
         };
+        check_name(&name, &format!("{place}.name"))?;
         if !op_names.insert(name.clone()) {
             return Err(GraphFileError::at(format!("{place}.name"), format!("'{name}' appears twice")));
         }
@@ -182,6 +203,7 @@ fn tensor(file: OpGraphTensor, place: &str) -> Result<(Tensor, Option<DataSource
     if file.name.is_empty() {
         return at("name", "is empty".into());
     }
+    check_name(&file.name, &format!("{place}.name"))?;
     let count = elements(&file.dims, file.dtype, place)?;
     let source = match &file.data {
         Some(data) => Some(data_source(data, count, &format!("{place}.data"))?),
@@ -189,6 +211,9 @@ fn tensor(file: OpGraphTensor, place: &str) -> Result<(Tensor, Option<DataSource
     };
     if source.is_some() && file.kind == TensorKind::Activation {
         return at("data", "an activation gets its values from an operator; remove `data`".into());
+    }
+    if file.shard.is_some() && file.kind == TensorKind::Activation {
+        return at("shard", "an activation is split as its operator splits it; remove `shard`".into());
     }
     if source.is_some() && file.kind == TensorKind::Persistent {
         return at("data", "a persistent tensor begins with zeros; remove `data`".into());
@@ -210,6 +235,9 @@ fn tensor(file: OpGraphTensor, place: &str) -> Result<(Tensor, Option<DataSource
         TensorKind::Weight => {
             let whole = || vec![WeightPart { source: file.name.clone(), dims: file.dims.clone() }];
             let parts = file.parts.unwrap_or_else(whole);
+            for (i, part) in parts.iter().enumerate() {
+                check_name(&part.source, &format!("{place}.parts[{i}].source"))?;
+            }
             let rows = parts.iter().try_fold(0u64, |sum, p| {
                 elements(&p.dims, file.dtype, place).ok()?;
                 (p.dims[1..] == file.dims[1..]).then_some(())?;
@@ -264,14 +292,16 @@ fn data_source(value: &Value, count: u64, place: &str) -> Result<DataSource, Gra
         }
         ["file", "tensor"] | ["tensor", "file"] => {
             let text = |key: &str| parse::<String>(fields[key].clone(), &format!("{place}.{key}"));
-            Ok(DataSource::File { file: text("file")?, tensor: text("tensor")? })
+            let source = (text("file")?, text("tensor")?);
+            check_name(&source.1, &format!("{place}.tensor"))?;
+            Ok(DataSource::File { file: source.0, tensor: source.1 })
         }
         _ => Err(wrong()),
     }
 }
 
 /// The JSON form of an op graph with the sources of its tensors' values. [`op_graph_from_value`] reads it back without loss,
-/// except for types that the infer pass has set.
+/// except for types and shardings of activations that passes have set: a declared activation must not have a sharding.
 ///
 /// # Errors
 /// An operator names a tensor that does not exist.

@@ -1,20 +1,24 @@
 //! Typed values from JSON, with errors for users: the path of the value, and no names of Rust's types.
 
 use super::error::GraphFileError;
+use super::names::clean;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 /// Reads `value`. `place` is its path; the path of an error leads from there to the wrong part.
 pub(super) fn parse<T: DeserializeOwned>(value: Value, place: &str) -> Result<T, GraphFileError> {
     serde_path_to_error::deserialize(value).map_err(|error| {
-        let path = error.path().to_string();
-        let place = match path.as_str() {
-            "." => place.to_string(),
-            index if index.starts_with('[') => format!("{place}{index}"),
-            field => format!("{place}.{field}"),
-        };
-        GraphFileError::at(place, plain(&error.inner().to_string()))
+        GraphFileError::at(under(place, &error.path().to_string()), plain(&error.inner().to_string()))
     })
+}
+
+/// The place to which `path` leads from `place`.
+pub(super) fn under(place: &str, path: &str) -> String {
+    match path {
+        "." => place.to_string(),
+        index if index.starts_with('[') => format!("{place}{index}"),
+        field => format!("{place}.{field}"),
+    }
 }
 
 /// Reads an object. serde would also take a list of a struct's fields in order.
@@ -25,7 +29,7 @@ pub(super) fn parse_object<T: DeserializeOwned>(value: Value, place: &str) -> Re
     }
 }
 
-/// serde's message in the words of JSON, without the names of Rust's types.
+/// serde's message in the words of JSON, without the names of Rust's types, as [`clean`] shows it.
 pub fn plain(message: &str) -> String {
     const WORDS: [(&str, &str); 14] = [
         ("expected u32", "expected a whole number from 0 to 4294967295"),
@@ -47,7 +51,7 @@ pub fn plain(message: &str) -> String {
     if message == "expected value" {
         return "expected a string".into();
     }
-    let words = WORDS.iter().fold(message.to_string(), |words, (rust, plain)| words.replace(rust, plain));
+    let words = WORDS.iter().fold(clean(message), |words, (rust, plain)| words.replace(rust, plain));
     for rust in ["expected struct ", "expected internally tagged enum "] {
         if let Some((before, after)) = words.split_once(rust) {
             let name = after.find(|c: char| !c.is_alphanumeric()).unwrap_or(after.len());

@@ -289,6 +289,10 @@ fn graphs_of_the_users_own_that_are_wrong() {
     let mut in_file = x.clone();
     in_file["data"] = json!({"file": concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml"), "tensor": "x"});
     let in_file = json!({"rows": 2, "tensors": [in_file], "ops": [silu], "outputs": ["y"]});
+    let mut random = json!({"name": "k", "dtype": "u32", "dims": [1], "kind": "constant"});
+    random["data"] = json!({"random": {"seed": 1}});
+    let random = json!({"rows": 2, "tensors": [x, random], "ops": [silu], "outputs": ["y"]});
+    let named = json!({"op": "silu_mul", "name": "a\u{1b}[2J", "inputs": ["x"], "outputs": ["y"]});
     for (what, value, words) in [
         ("not an object", json!(3), &["graph"][..]),
         ("data in no safetensors file", in_file, &["Cargo.toml", "not a safetensors file"]),
@@ -330,10 +334,19 @@ fn graphs_of_the_users_own_that_are_wrong() {
         ("data of a persistent tensor", with_weight("persistent"), &["data", "zeros"]),
         ("a part with two values", shared_part, &["`v`", "different values"]),
         ("no whole number", with_integers(1.5), &["`k`", "1.5", "i32"]),
+        ("random integers", random, &["`k`", "u32", "fractions", "whole numbers"]),
+        ("a name that acts on the terminal", good(named), &["graph.ops[0].name", "\\u{1b}"]),
+        (
+            "more slots than rows",
+            json!({"rows": 2, "active": 3, "tensors": [x], "ops": [silu], "outputs": ["y"]}),
+            &["graph.active", "3 is more than `rows` (2)"],
+        ),
         ("an integer that f32 lacks", with_integers(16777217.0), &["16777217", "2^24"]),
     ] {
         refused(what, &[text(&graph(value).path())], words);
     }
+    let twice = raw("{\"schema\": \"mpk-model/1\",\n \"graph\": {\"rows\": 1, \"rows\": 2}}");
+    refused("a field twice", &[text(&twice.path())], &["`graph`", "duplicate field `rows`", "line 2"]);
     // These are found when the graph is already loaded.
     let bytes = json!({"name": "b", "dtype": "u8", "dims": [1, 2], "kind": "input",
         "shard": {"dim": 1, "kind": "even"}, "data": {"values": [1, 2]}});

@@ -55,7 +55,11 @@ pub struct ModelJson {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub weights: Option<Weights>,
     /// Instead of `checkpoint` and `config`: an op graph of your own.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(
+        default,
+        skip_serializing_if = "Option::is_none",
+        deserialize_with = "taskgraph::json::distinct_keys"
+    )]
     pub graph: Option<Value>,
     /// Maximum number of requests that run at once. Default: 8.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -245,7 +249,7 @@ impl ModelJson {
         }
         let mut deserializer = serde_json::Deserializer::from_slice(bytes);
         let mut model: Self = serde_path_to_error::deserialize(&mut deserializer).map_err(|e| {
-            let place = e.path().to_string();
+            let place = taskgraph::json::clean(&e.path().to_string());
             let inner = e.into_inner();
             let words = taskgraph::json::plain(&json::without_position(&inner));
             let problem = format!("{words} (line {}, column {})", inner.line(), inner.column());
@@ -371,7 +375,10 @@ impl ModelJson {
         if let Some(chunk) = self.runtime.prefill_chunk
             && chunk < self.max_batch()
         {
-            let problem = format!("{chunk} is less than max_batch = {}", self.max_batch());
+            let slots = self.max_batch();
+            let problem = format!(
+                "{chunk} is less than max_batch = {slots}; set it to at least {slots}, or leave it out"
+            );
             return error("runtime.prefill_chunk", problem);
         }
         Ok(())

@@ -108,6 +108,36 @@ fn of_fields_of_config_that_are_given_twice_the_last_counts() {
     assert_eq!(Value::Object(model.config.unwrap()), json!({"hidden_size": 64, "vocab_size": 7}));
 }
 
+/// A graph is no Hugging Face configuration: a field that is given twice is a mistake there, as in the rest of model.json.
+#[test]
+fn fields_of_a_graph_are_given_once() {
+    for (graph, problem) in [
+        (r#"{"rows": 1, "rows": 2}"#, "`graph`: duplicate field `rows` (line 1, column "),
+        (
+            r#"{"tensors": [{"data": {"random": {"seed": 1, "seed": 2}}}]}"#,
+            "`graph.tensors[0].data.random`: duplicate field `seed`",
+        ),
+        (r#"{"ops": [{"attrs": {"eps": 1, "eps": 2}}]}"#, "`graph.ops[0].attrs`: duplicate field `eps`"),
+    ] {
+        let error = parse(&format!(r#"{{"schema": "mpk-model/1", "graph": {graph}}}"#)).unwrap_err();
+        assert!(error.contains(problem), "{error}");
+    }
+    let model = parse(
+        r#"{"schema": "mpk-model/1", "graph": [null, -1, 0.5, 18446744073709551615, "x", {"a": true}]}"#,
+    );
+    let same = json!([null, -1, 0.5, 18_446_744_073_709_551_615_u64, "x", {"a": true}]);
+    assert_eq!(model.unwrap().graph, Some(same));
+    assert!(parse(r#"{"schema": "mpk-model/1", "graph": null}"#).unwrap_err().contains("no model"));
+}
+
+/// A graph of one's own has no slots, so leaving the field out must be an answer too.
+#[test]
+fn a_chunk_below_max_batch_has_a_fix_for_every_model() {
+    let error =
+        parse(r#"{"schema": "mpk-model/1", "graph": {}, "runtime": {"prefill_chunk": 4}}"#).unwrap_err();
+    assert!(error.contains("4 is less than max_batch = 8; set it to at least 8, or leave it out"), "{error}");
+}
+
 #[test]
 fn enums_are_read_and_written_alike() {
     let model = parse(
