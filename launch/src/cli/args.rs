@@ -187,7 +187,7 @@ impl Args {
     /// The arguments of `--template-argument`.
     ///
     /// # Errors
-    /// One is not of the form NAME=VALUE.
+    /// One is not of the form NAME=VALUE, or would replace the messages.
     pub fn template_arguments(&self) -> Result<Map<String, Value>, AppError> {
         let pairs = self.template_argument.iter().map(|argument| {
             let (name, value) =
@@ -196,6 +196,12 @@ impl Args {
                         "--template-argument {argument}: expected NAME=VALUE, such as enable_thinking=false"
                     ))
                 })?;
+            if name == "messages" {
+                let problem = "--template-argument messages=...: the messages are those of the conversation";
+                return Err(
+                    AppError::input(problem).with_help("give the message with --prompt or on standard input")
+                );
+            }
             let value = serde_json::from_str(value).unwrap_or_else(|_| Value::String(value.into()));
             Ok((name.to_string(), value))
         });
@@ -342,6 +348,11 @@ mod tests {
             serde_json::json!({"enable_thinking": false, "date": "1 May=x"})
         );
         assert!(args(&["--template-argument", "=1"]).template_arguments().is_err());
+        let error = args(&["--template-argument", "messages=[]"]).template_arguments().unwrap_err();
+        assert!(error.message.contains("messages=...: the messages are"), "{}", error.message);
+        for allowed in ["tools=[]", "add_generation_prompt=false"] {
+            assert!(args(&["--template-argument", allowed]).template_arguments().is_ok());
+        }
     }
 
     /// Not as an unknown option, `-1`.

@@ -4,7 +4,7 @@ use super::error::ApiError;
 use super::fields::{Fields, wrong};
 use super::prompts::of_input;
 use super::state::Loaded;
-use crate::model::chat_template::Rendering;
+use crate::model::chat_template::{self, Rendering};
 use crate::model::prompts::Prompt;
 use serde_json::{Map, Value, json};
 
@@ -13,9 +13,6 @@ pub struct Conversation {
     messages: Vec<Value>,
     rendering: Rendering,
 }
-
-/// Names that the template gets from the request itself.
-const RESERVED: [&str; 4] = ["messages", "tools", "documents", "add_generation_prompt"];
 
 /// What an assistant's message may have instead of content, as in OpenAI's API.
 const INSTEAD_OF_CONTENT: [&str; 3] = ["tool_calls", "function_call", "refusal"];
@@ -37,7 +34,7 @@ impl Conversation {
         let messages = messages.into_iter().enumerate().map(|(i, message)| self::message(i, message));
         let messages = messages.collect::<Result<Vec<Value>, _>>()?;
         let mut arguments = fields.object("chat_template_kwargs")?.unwrap_or_default();
-        if let Some(name) = RESERVED.iter().find(|name| arguments.contains_key(**name)) {
+        if let Some(name) = arguments.keys().find(|name| chat_template::is_reserved(name)) {
             let param = format!("chat_template_kwargs.{name}");
             return Err(ApiError::field(param, format!("`{name}` is a field of the request itself")));
         }
@@ -103,8 +100,8 @@ fn message(i: usize, message: Value) -> Result<Value, ApiError> {
         None | Some(Value::String(_)) => {}
         Some(Value::Null) if !needs_value => {}
         Some(content) => {
-            let joined = match content {
-                Value::Array(parts) => join(&place, parts, is_assistant)?,
+            let parts = match content {
+                Value::Array(parts) => texts(&place, parts, is_assistant)?,
                 other => {
                     return Err(wrong(
                         &format!("{place}.content"),
@@ -113,7 +110,7 @@ fn message(i: usize, message: Value) -> Result<Value, ApiError> {
                     ));
                 }
             };
-            *content = Value::String(joined);
+            *content = Value::Array(parts);
         }
     }
     if let Some(calls) = message.get_mut("tool_calls").filter(|calls| !calls.is_null()) {
@@ -130,9 +127,10 @@ fn message(i: usize, message: Value) -> Result<Value, ApiError> {
     Ok(Value::Object(message))
 }
 
-/// The texts of `parts`, one per line. Templates that do not know parts expect this. Only an assistant's message has refusals.
-fn join(place: &str, parts: &[Value], is_assistant: bool) -> Result<String, ApiError> {
-    let text = |(k, part): (usize, &Value)| -> Result<String, ApiError> {
+/// `parts` as parts of type `text` without other fields. `ChatTemplate::render` joins them for templates that expect text. Only an
+/// assistant's message has refusals.
+fn texts(place: &str, parts: &[Value], is_assistant: bool) -> Result<Vec<Value>, ApiError> {
+    let text = |(k, part): (usize, &Value)| -> Result<Value, ApiError> {
         let place = format!("{place}.content[{k}]");
         let field = match &part["type"] {
             _ if !part.is_object() => return Err(wrong(&place, "an object with `type` and `text`", part)),
@@ -147,12 +145,11 @@ fn join(place: &str, parts: &[Value], is_assistant: bool) -> Result<String, ApiE
             other => return Err(wrong(&format!("{place}.type"), "a string such as \"text\"", other)),
         };
         match &part[field] {
-            Value::String(text) => Ok(text.clone()),
+            Value::String(text) => Ok(json!({"type": "text", "text": text})),
             other => Err(wrong(&format!("{place}.{field}"), "a string", other)),
         }
     };
-    let texts = parts.iter().enumerate().map(text).collect::<Result<Vec<String>, _>>()?;
-    Ok(texts.join("\n"))
+    parts.iter().enumerate().map(text).collect()
 }
 
 /// Clients send a call's arguments as JSON text, but templates expect the object.
@@ -205,22 +202,21 @@ mod tests {
     }
 
     #[test]
-    fn parts_become_text_and_arguments_objects() {
+    fn parts_are_texts_and_arguments_objects() {
         let conversation = read(json!({"messages": [
-            {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+            {"role": "user", "content": [{"type": "text", "text": "a", "cache_control": {}}, {"text": "b"}]},
             {"role": "assistant", "content": null, "tool_calls":
                 [{"function": {"name": "f", "arguments": "{\"x\": 1}"}}, {"function": {"arguments": "not JSON"}}]},
         ]}))
         .unwrap();
-        assert_eq!(conversation.messages[0]["content"], "a\nb");
+        let parts = json!([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]);
+        assert_eq!(conversation.messages[0]["content"], parts);
         assert_eq!(conversation.messages[1]["tool_calls"][0]["function"]["arguments"], json!({"x": 1}));
         assert_eq!(conversation.messages[1]["tool_calls"][1]["function"]["arguments"], "not JSON");
     }
 
-    #[test]
-    fn the_tokenizer_adds_special_tokens_only_if_asked() {
-        let template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}";
-        let loaded = Loaded {
+    fn loaded(template: &str) -> Loaded {
+        Loaded {
             backend: Box::new(Nothing),
             model: ModelInfo {
                 name: "m".into(),
@@ -232,11 +228,33 @@ mod tests {
             capabilities: Capabilities::default(),
             tokenizer: None,
             template: Some(ChatTemplate::parse("chat_template.jinja".as_ref(), template).unwrap()),
-        };
+        }
+    }
+
+    #[test]
+    fn the_tokenizer_adds_special_tokens_only_if_asked() {
+        let loaded = loaded("{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}");
         let conversation = read(json!({"messages": [{"role": "user", "content": "x"}]})).unwrap();
         let text = "<user>x".to_string();
         assert_eq!(conversation.render(&loaded, false), Ok(Prompt::Rendered(text.clone())));
         assert_eq!(conversation.render(&loaded, true), Ok(Prompt::Text(text)));
+    }
+
+    #[test]
+    fn a_template_gets_content_in_the_form_that_it_expects() {
+        let of_text = loaded("{% for m in messages %}{{ m.content }}{% endfor %}");
+        let of_parts =
+            loaded("{% for m in messages %}{% for p in m.content %}[{{ p.text }}]{% endfor %}{% endfor %}");
+        for (content, as_text, as_parts) in [
+            (json!("the fox"), "the fox", "[the fox]"),
+            (json!([{"type": "text", "text": "the"}, {"text": " fox"}]), "the\n fox", "[the][ fox]"),
+            (json!([]), "", ""),
+        ] {
+            let conversation = read(json!({"messages": [{"role": "user", "content": content}]})).unwrap();
+            for (loaded, wanted) in [(&of_text, as_text), (&of_parts, as_parts)] {
+                assert_eq!(conversation.render(loaded, false), Ok(Prompt::Rendered(wanted.into())));
+            }
+        }
     }
 
     #[test]
@@ -245,7 +263,8 @@ mod tests {
             let parts = json!([{"type": "refusal", "refusal": "No."}, {"text": "Sorry."}]);
             json!({"messages": [{"role": role, "content": parts}]})
         };
-        assert_eq!(read(message("assistant")).unwrap().messages[0]["content"], "No.\nSorry.");
+        let parts = json!([{"type": "text", "text": "No."}, {"type": "text", "text": "Sorry."}]);
+        assert_eq!(read(message("assistant")).unwrap().messages[0]["content"], parts);
         let error = read(message("user")).err().unwrap();
         assert_eq!(error.param.as_deref(), Some("messages[0].content[0]"));
     }

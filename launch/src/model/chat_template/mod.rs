@@ -19,7 +19,11 @@
 //! # }
 //! ```
 
+mod content;
+#[cfg(test)]
+mod content_test;
 mod files;
+mod filters;
 pub mod limit;
 mod methods;
 mod python;
@@ -28,6 +32,7 @@ mod tags;
 mod tests;
 
 use crate::model::error::InputError;
+use content::Forms;
 use jiff::Zoned;
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::Rest;
@@ -42,6 +47,17 @@ const NAME: &str = "chat";
 /// Maximum number of steps of a rendering. No template needs as many, and an endless loop reaches it within seconds.
 const MOST_STEPS: u64 = 20_000_000;
 
+/// The same for a conversation of three messages, with which the template is probed. It needs a few thousand.
+const MOST_STEPS_OF_PROBE: u64 = 200_000;
+
+/// Names that a rendering sets itself.
+const RESERVED: [&str; 4] = ["messages", "tools", "documents", "add_generation_prompt"];
+
+/// True if a template's own argument cannot have this name.
+pub fn is_reserved(name: &str) -> bool {
+    RESERVED.contains(&name)
+}
+
 /// A compiled chat template.
 #[derive(Debug)]
 pub struct ChatTemplate {
@@ -49,6 +65,8 @@ pub struct ChatTemplate {
     environment: Environment<'static>,
     /// `bos_token`, `eos_token` and so on, from the tokenizer's configuration.
     special_tokens: Map<String, Json>,
+    /// What it expects as a message's content.
+    forms: Forms,
 }
 
 /// The inputs of a rendering besides the messages.
@@ -78,9 +96,7 @@ impl ChatTemplate {
     /// A file cannot be read or is invalid.
     pub fn open(folder: &Path) -> Result<Option<Self>, InputError> {
         let Some(found) = files::find(folder)? else { return Ok(None) };
-        let mut template = Self::parse(&found.path, &found.text)?;
-        template.special_tokens = found.special_tokens;
-        Ok(Some(template))
+        Self::compile(&found.path, &found.text, found.special_tokens).map(Some)
     }
 
     /// Compiles `text`. `path` is used in messages.
@@ -88,29 +104,21 @@ impl ChatTemplate {
     /// # Errors
     /// The text is not a valid template.
     pub fn parse(path: &Path, text: &str) -> Result<Self, InputError> {
+        Self::compile(path, text, Map::new())
+    }
+
+    fn compile(path: &Path, text: &str, special_tokens: Map<String, Json>) -> Result<Self, InputError> {
         let mut environment = Environment::new();
         environment.set_syntax(white_space_of_transformers());
         environment.set_auto_escape_callback(|_| AutoEscape::None);
         environment.set_unknown_method_callback(methods::call);
-        environment.set_fuel(Some(MOST_STEPS));
         environment.set_formatter(|out, _, value| {
             if value.is_undefined() {
                 return Ok(());
             }
             write!(out, "{}", python::text(value)).map_err(Error::from)
         });
-        environment.add_filter("tojson", python::to_json);
-        environment.add_filter("string", |value: Value| python::text(&value));
-        for name in ["e", "escape"] {
-            environment.add_filter(name, |value: Value| methods::escape(&python::text(&value)));
-        }
-        environment.add_filter("trim", |value: Value, characters: Option<String>| {
-            let text = python::text(&value);
-            match characters {
-                Some(characters) => text.trim_matches(|c| characters.contains(c)).to_string(),
-                None => text.trim_matches(methods::is_space).to_string(),
-            }
-        });
+        filters::add(&mut environment);
         // Python cannot iterate over None.
         environment.add_test("iterable", |value: Value| !value.is_none() && value.try_iter().is_ok());
         environment.add_function("raise_exception", |message: String| -> Result<Value, Error> {
@@ -121,23 +129,45 @@ impl ChatTemplate {
         environment.add_template_owned(NAME, template).map_err(|e| {
             InputError::chat_template(path, format!("not a valid chat template: {}", describe(&e)))
         })?;
-        Ok(Self { path: path.into(), environment, special_tokens: Map::new() })
+        let mut template = Self { path: path.into(), environment, special_tokens, forms: Forms::default() };
+        template.forms = Forms::of(&|messages| {
+            let limited = limit::Limited::begin();
+            let text =
+                template.render_as_given(&limited, messages, &Rendering::default(), MOST_STEPS_OF_PROBE);
+            text.unwrap_or_default()
+        });
+        Ok(template)
     }
 
-    /// The text for `messages`, each an object with `role` and `content` as OpenAI's API has them.
+    /// The text for `messages`, each an object with `role` and `content` as OpenAI's API has them. Content is text or a list
+    /// of text parts. The template gets it in the form that it expects.
     ///
     /// # Errors
     /// The template refuses the messages, with its own message, or fails.
     pub fn render(&self, messages: &[Json], rendering: &Rendering) -> Result<String, InputError> {
         let limited = limit::Limited::begin();
+        let mut messages = messages.to_vec();
+        messages.iter_mut().for_each(|message| self.forms.adapt(message));
+        self.render_as_given(&limited, messages, rendering, MOST_STEPS)
+    }
+
+    /// The text for `messages` as they are, after at most `steps` steps.
+    fn render_as_given(
+        &self,
+        limited: &limit::Limited,
+        messages: Vec<Json>,
+        rendering: &Rendering,
+        steps: u64,
+    ) -> Result<String, InputError> {
         let mut context = self.special_tokens.clone();
-        context.insert("messages".into(), Json::Array(messages.to_vec()));
+        context.insert("messages".into(), Json::Array(messages));
         context.insert("tools".into(), rendering.tools.clone().unwrap_or(Json::Null));
         context.insert("documents".into(), Json::Null);
         context.insert("add_generation_prompt".into(), Json::Bool(rendering.add_generation_prompt));
         context.extend(rendering.arguments.clone());
         let now = rendering.now.clone().unwrap_or_else(Zoned::now);
         let mut environment = self.environment.clone();
+        environment.set_fuel(Some(steps));
         environment.add_function("strftime_now", move |format: String, _: Rest<Value>| {
             jiff::fmt::strtime::format(format.as_bytes(), &now)
                 .map_err(|e| Error::new(ErrorKind::InvalidOperation, format!("strftime_now: {e}")))

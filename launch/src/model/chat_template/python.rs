@@ -16,7 +16,7 @@ pub fn text(value: &Value) -> String {
 }
 
 /// `repr(value)`.
-fn repr(value: &Value) -> String {
+pub fn repr(value: &Value) -> String {
     match value.kind() {
         ValueKind::Undefined | ValueKind::None => "None".into(),
         ValueKind::Bool => if value.is_true() { "True" } else { "False" }.into(),
@@ -26,7 +26,14 @@ fn repr(value: &Value) -> String {
         },
         ValueKind::String => quoted(value.as_str().unwrap_or_default()),
         ValueKind::Seq => match value.try_iter() {
-            Ok(items) => format!("[{}]", items.map(|item| repr(&item)).collect::<Vec<_>>().join(", ")),
+            Ok(items) => {
+                let items = items.map(|item| repr(&item)).collect::<Vec<_>>();
+                match (value.is_tuple(), items.as_slice()) {
+                    (false, items) => format!("[{}]", items.join(", ")),
+                    (true, [item]) => format!("({item},)"),
+                    (true, items) => format!("({})", items.join(", ")),
+                }
+            }
             Err(_) => value.to_string(),
         },
         ValueKind::Map => match value.try_iter() {

@@ -8,6 +8,14 @@ fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("testdata/chat")
 }
 
+/// What `{{ expression }}` prints.
+pub fn printed(expression: &str) -> Result<String, String> {
+    let template = ChatTemplate::parse(Path::new("a test"), &format!("{{{{ {expression} }}}}"));
+    template
+        .and_then(|template| template.render(&[], &Rendering::default()))
+        .map_err(|error| error.to_string())
+}
+
 /// The results of all cases: those where both give the same text, those where both refuse, and the others.
 struct Comparison {
     texts: usize,
@@ -36,8 +44,10 @@ fn compare(expected: &Json, text_of: impl Fn(&str) -> String) -> Comparison {
             now: Some(now.clone()),
         };
         let messages = expected["conversations"][conversation].as_array().unwrap();
+        let limited = limit::Limited::begin();
+        let rendered = template.render_as_given(&limited, messages.clone(), &rendering, MOST_STEPS);
         let place = format!("{name}, {conversation}, {}", case["arguments"]);
-        match (template.render(messages, &rendering), case["text"].as_str()) {
+        match (rendered, case["text"].as_str()) {
             (Ok(text), Some(wanted)) if text == wanted => all.texts += 1,
             (Err(_), None) => all.refusals += 1,
             (ours, Some(wanted)) => {
