@@ -8,7 +8,6 @@ use crate::cli::serve_args::ServeArgs;
 use crate::engine::{Engine, RunConfig};
 use crate::model::app_error::AppError;
 use crate::model::chat_template::ChatTemplate;
-use crate::serve::auth::ApiKey;
 use crate::serve::state::{App, Phase};
 use crate::serve::{Outcome, Server, of_engine};
 use kernels_cu::signals::Watched;
@@ -107,19 +106,25 @@ fn load(args: &ServeArgs, signals: Watched) -> i32 {
 
 /// Binds the port before the model is loaded, because loading may take minutes.
 fn listen(args: &ServeArgs) -> Result<Server, AppError> {
-    let key = args.key().map(|key| ApiKey::new(&key)).transpose().map_err(AppError::input)?;
+    let key = args.key().map_err(AppError::input)?;
+    let open = key.is_none();
     let place = format!("{}:{}", args.host, args.port);
-    Server::start(&args.host, args.port, key, args.limits()).map_err(|error| match error.kind() {
-        ErrorKind::AddrInUse => AppError::environment(format!("{place} is already in use"))
-            .with_help("choose another --port, or 0 for a free one"),
-        ErrorKind::PermissionDenied => {
-            AppError::environment(format!("{place}: {error}")).with_help("choose a --port from 1024 on")
-        }
-        ErrorKind::AddrNotAvailable => AppError::environment(format!("{place}: {error}"))
-            .with_help("choose a --host of this machine, such as 127.0.0.1"),
-        _ => AppError::input(format!("cannot listen at {place}: {error}"))
-            .with_help("give --host a name or an address of this machine, such as 127.0.0.1 or ::1"),
-    })
+    let server =
+        Server::start(&args.host, args.port, key, args.limits()).map_err(|error| match error.kind() {
+            ErrorKind::AddrInUse => AppError::environment(format!("{place} is already in use"))
+                .with_help("choose another --port, or 0 for a free one"),
+            ErrorKind::PermissionDenied => {
+                AppError::environment(format!("{place}: {error}")).with_help("choose a --port from 1024 on")
+            }
+            ErrorKind::AddrNotAvailable => AppError::environment(format!("{place}: {error}"))
+                .with_help("choose a --host of this machine, such as 127.0.0.1"),
+            _ => AppError::input(format!("cannot listen at {place}: {error}"))
+                .with_help("give --host a name or an address of this machine, such as 127.0.0.1 or ::1"),
+        })?;
+    if open && !server.address().ip().is_loopback() {
+        tracing::warn!("anyone who reaches {place} can use the server: no API key is set; set MPK_API_KEY");
+    }
+    Ok(server)
 }
 
 /// Starts to drain at the first signal. Returns false while the model is still loading.

@@ -2,8 +2,10 @@
 
 use crate::cli::runtime_args::{LONGEST_SECONDS, RuntimeArgs};
 use crate::engine::{ModelSpec, RunConfig};
+use crate::serve::auth::ApiKey;
 use crate::serve::limits::Limits;
 use clap::Parser;
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -88,9 +90,11 @@ impl ServeArgs {
     }
 
     /// The key from the command line, otherwise from the environment.
-    pub fn key(&self) -> Option<String> {
-        let variable = || std::env::var(KEY_VARIABLE).ok().filter(|key| !key.is_empty());
-        self.api_key.clone().or_else(variable)
+    ///
+    /// # Errors
+    /// It cannot be a key. An empty variable is an error too: what should have set it has failed, and the server would be open.
+    pub fn key(&self) -> Result<Option<ApiKey>, String> {
+        key_of(self.api_key.as_deref(), std::env::var_os(KEY_VARIABLE))
     }
 
     /// The server's limits.
@@ -148,9 +152,40 @@ impl ServeArgs {
     }
 }
 
+fn key_of(option: Option<&str>, variable: Option<OsString>) -> Result<Option<ApiKey>, String> {
+    if let Some(key) = option {
+        return ApiKey::new(key).map(Some).map_err(|problem| format!("--api-key: {problem}"));
+    }
+    let Some(key) = variable else { return Ok(None) };
+    // What is not UTF-8 is no key either.
+    let key = ApiKey::new(&key.to_string_lossy());
+    key.map(Some)
+        .map_err(|problem| format!("{KEY_VARIABLE}: {problem}; without the variable, no key is needed"))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::unix::ffi::OsStringExt;
+
+    #[test]
+    fn a_variable_that_is_no_key_is_refused() {
+        let variable = |bytes: &[u8]| Some(OsString::from_vec(bytes.to_vec()));
+        for (option, variable, expected) in [
+            (None, None, Ok(false)),
+            (Some("secret"), variable(b""), Ok(true)),
+            (None, variable(b"secret"), Ok(true)),
+            (None, variable(b""), Err("MPK_API_KEY: an API key must have 1 to 256")),
+            (None, variable(b"\xFF"), Err("MPK_API_KEY: ")),
+            (Some(""), variable(b"secret"), Err("--api-key: ")),
+        ] {
+            match (key_of(option, variable), expected) {
+                (Ok(key), Ok(there)) => assert_eq!(key.is_some(), there, "{option:?}"),
+                (Err(problem), Err(begin)) => assert!(problem.starts_with(begin), "{problem}"),
+                (found, expected) => panic!("{option:?}: {found:?}, expected {expected:?}"),
+            }
+        }
+    }
 
     #[test]
     fn times_out_of_range_are_refused_with_the_range() {

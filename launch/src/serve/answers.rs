@@ -298,6 +298,8 @@ impl Answer {
                     None
                 }
                 Some(Event::End(text, finish, cached)) => {
+                    let offsets = progress.offsets.finish(ready.loaded.tokenizer.as_ref());
+                    place(&mut progress.piece.tokens, offsets);
                     progress.piece.text.push_str(&text);
                     progress.piece.cached = cached as usize;
                     Some(self.ending(finish))
@@ -351,10 +353,23 @@ impl Answer {
         progress.piece.text.push_str(&token.text);
         let with_logprobs = self.generation.logprobs.is_some();
         if with_logprobs || self.generation.return_token_ids {
-            let tokenizer = ready.loaded.tokenizer.as_ref();
-            let offset = if with_logprobs { progress.offsets.next(tokenizer, token.id) } else { 0 };
-            progress.piece.tokens.push(Shown { token, offset });
+            let id = token.id;
+            progress.piece.tokens.push(Shown { token, offset: 0 });
+            if with_logprobs {
+                let has_text = self.has_text(ready, progress.tokens, id);
+                let offsets = progress.offsets.next(ready.loaded.tokenizer.as_ref(), id, has_text);
+                place(&mut progress.piece.tokens, offsets);
+            }
         }
+    }
+
+    /// False if the engine leaves out the text of token `id`, the answer's token number `count`: it ends the sequence, or stops the
+    /// answer.
+    fn has_text(&self, ready: &Ready, count: usize, id: u32) -> bool {
+        let Generation { ignore_eos, min_tokens, stop_token_ids, .. } = &self.generation;
+        let ends = !ignore_eos && ready.loaded.backend.eos().contains(&id);
+        let stops = count > *min_tokens as usize && stop_token_ids.contains(&id);
+        !ends && !stops
     }
 
     fn ending(&self, finish: Finish) -> Ending {
@@ -373,6 +388,13 @@ impl Answer {
     fn lost(&self) -> ApiError {
         let known = self.app.serving().err();
         known.unwrap_or_else(|| ApiError::failed("the engine has dropped the request", "engine_failed"))
+    }
+}
+
+/// Sets the offsets of the last tokens. Tokens that have been sent already keep theirs.
+fn place(tokens: &mut [Shown], offsets: &[usize]) {
+    for (shown, &offset) in tokens.iter_mut().rev().zip(offsets.iter().rev()) {
+        shown.offset = offset;
     }
 }
 

@@ -4,12 +4,16 @@ use super::super::backend::{Backend, Capabilities, ModelInfo, Stats};
 use super::super::limits::Limits;
 use super::super::state::{Loaded, Shared};
 use super::*;
+use crate::model::tokenizer::Tokenizer;
 use futures_util::stream;
+use serde_json::Value;
+use std::path::Path;
 
 /// An engine that accepts all requests or none. All of them have these events.
 struct Fixed {
     accepts: bool,
     events: Vec<Event>,
+    eos: Vec<u32>,
 }
 
 impl Backend for Fixed {
@@ -24,9 +28,17 @@ impl Backend for Fixed {
     fn stats(&self) -> Stats {
         Stats::default()
     }
+
+    fn eos(&self) -> &[u32] {
+        &self.eos
+    }
 }
 
 fn app(accepts: bool, events: Vec<Event>, limits: Limits) -> App {
+    app_of(Fixed { accepts, events, eos: Vec::new() }, None, limits)
+}
+
+fn app_of(backend: Fixed, tokenizer: Option<Tokenizer>, limits: Limits) -> App {
     let model = ModelInfo {
         name: "m".into(),
         max_seq_len: 100,
@@ -36,10 +48,10 @@ fn app(accepts: bool, events: Vec<Event>, limits: Limits) -> App {
     };
     let app = Shared::new(limits, None);
     app.set_ready(Loaded {
-        backend: Box::new(Fixed { accepts, events }),
+        backend: Box::new(backend),
         model,
         capabilities: Capabilities::default(),
-        tokenizer: None,
+        tokenizer,
         template: None,
     });
     app
@@ -133,4 +145,44 @@ fn a_stream_without_a_tokenizer_has_its_tokens_as_they_come() {
         ids
     });
     assert_eq!(ids, [vec![5], vec![6], vec![]]);
+}
+
+/// The tokenizer's vocabulary has `The` as 272, `u` as 264, and the byte b as 3 + b.
+#[test]
+fn offsets_count_the_text_that_the_engine_adds() {
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let data: Value = serde_json::from_str(include_str!("../../testdata/byte_fallback.json")).unwrap();
+    let tokenizer =
+        Tokenizer::parse(Path::new("tokenizer.json"), data["tokenizer"].to_string().as_bytes()).unwrap();
+    let byte = |byte: u32| 3 + byte;
+    for (what, ignore_eos, ids, expected) in [
+        ("an end of sequence before `min_tokens`", false, vec![272, 264, 272], vec![0usize, 3, 3]),
+        ("`ignore_eos`", true, vec![272, 264, 272], vec![0, 3, 4]),
+        ("a run", false, vec![272, byte(0xC3), byte(0xA9), 272], vec![0, 3, 3, 4]),
+        ("a run that is not UTF-8", false, vec![byte(0xC5), byte(0x0E), byte(0xF2), 272], vec![0, 1, 2, 3]),
+        ("such a run at the end", false, vec![272, byte(0xFF), byte(0xC3)], vec![0, 3, 4]),
+        (
+            "a run before a stop token",
+            false,
+            vec![272, 272, 272, byte(0xC3), byte(0xA9), byte(0xFF)],
+            vec![0, 3, 6, 9, 9, 10],
+        ),
+    ] {
+        let token = |&id: &u32| Event::Token(Token { id, logprob: Some(-0.5), ..Token::default() });
+        let end = Event::End(String::new(), Finish::Stop, 0);
+        let events = ids.iter().map(token).chain([end]).collect();
+        let backend = Fixed { accepts: true, events, eos: vec![264] };
+        let app = app_of(backend, Some(tokenizer.clone()), Limits::default());
+        let mut plan = plan(&[2], 1);
+        plan.generation.logprobs = Some(0);
+        plan.generation.ignore_eos = ignore_eos;
+        plan.generation.min_tokens = 5;
+        plan.generation.stop_token_ids = vec![byte(0xFF)];
+        let (all, _) = runtime.block_on(async {
+            let answers = start(&app, app.ready.get().unwrap(), plan).unwrap();
+            answers.whole().await.unwrap()
+        });
+        let found: Vec<usize> = all[0].tokens.iter().map(|shown| shown.offset).collect();
+        assert_eq!(found, expected, "{what}");
+    }
 }

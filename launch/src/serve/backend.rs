@@ -20,6 +20,11 @@ pub trait Backend: Send + Sync + 'static {
     /// The engine's current statistics.
     fn stats(&self) -> Stats;
 
+    /// Ids that end a sequence. Their text is left out, except with [`Submission::ignore_eos`].
+    fn eos(&self) -> &[u32] {
+        &[]
+    }
+
     /// A way to take tokens from the engine in the thread that sends them to clients. Without one the engine hands them over.
     fn reader(&self) -> Option<Reader> {
         None

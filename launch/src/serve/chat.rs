@@ -28,8 +28,8 @@ pub async fn handle(State(app): State<App>, request: Request) -> Result<Response
     let limits = app.limits;
     let (generation, prompt) = prompts::beside(&app, body.size(), move |loaded| {
         let (_memory, mut fields) = body.fields()?;
-        let can = &loaded.capabilities;
-        let mut generation = generation::read(&mut fields, &loaded.model, can, &limits, 1)?;
+        let (can, has_text) = (&loaded.capabilities, loaded.tokenizer.is_some());
+        let mut generation = generation::read(&mut fields, &loaded.model, can, has_text, &limits, 1)?;
         let logprobs = fields.flag("logprobs")?;
         let top = fields.integer("top_logprobs", 0, MOST_TOP_LOGPROBS)?;
         generation.logprobs = match (logprobs, top) {

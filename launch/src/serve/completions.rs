@@ -39,7 +39,9 @@ pub async fn handle(State(app): State<App>, request: Request) -> Result<Response
         let (model, can) = (&loaded.model, &loaded.capabilities);
         let echo = fields.flag("echo")?;
         // With `echo`, a request may ask for the prompt alone.
-        let mut generation = generation::read(&mut fields, model, can, &limits, u32::from(!echo))?;
+        let least = u32::from(!echo);
+        let has_text = loaded.tokenizer.is_some();
+        let mut generation = generation::read(&mut fields, model, can, has_text, &limits, least)?;
         let asked = fields.integer("logprobs", 0, i64::from(u32::MAX))?;
         generation.logprobs = asked.map(|asked| check_logprobs("logprobs", asked as u32, can)).transpose()?;
         if echo && generation.logprobs.is_some() {

@@ -37,8 +37,9 @@ pub struct Generation {
     pub return_token_ids: bool,
 }
 
-/// Reads and checks the shared fields, and checks that the request's model is this one. Each endpoint reads its own `logprobs`. `least`
-/// is the minimum number of new tokens that a request may ask for.
+/// Reads and checks the shared fields, and checks that the request's model is this one. Each endpoint reads its own `logprobs`.
+/// Without a tokenizer (`has_text` is false), answers have no text. `least` is the minimum number of new tokens that a request may ask
+/// for.
 ///
 /// # Errors
 /// A field is wrong, or asks for something that the engine does not support.
@@ -46,6 +47,7 @@ pub fn read(
     fields: &mut Fields,
     model: &ModelInfo,
     can: &Capabilities,
+    has_text: bool,
     limits: &Limits,
     least: u32,
 ) -> Result<Generation, ApiError> {
@@ -106,7 +108,7 @@ pub fn read(
         min_tokens,
         ignore_eos,
         stop_token_ids,
-        stop: stops(fields, limits)?,
+        stop: stops(fields, limits, has_text)?,
         sampling: sampling(fields, model, can)?,
         logprobs: None,
         return_token_ids: fields.flag("return_token_ids")?,
@@ -142,8 +144,13 @@ pub fn check_logprobs(name: &str, asked: u32, can: &Capabilities) -> Result<u32,
     }
 }
 
-fn stops(fields: &mut Fields, limits: &Limits) -> Result<Vec<String>, ApiError> {
+fn stops(fields: &mut Fields, limits: &Limits, has_text: bool) -> Result<Vec<String>, ApiError> {
     let stops = fields.strings("stop")?;
+    if !stops.is_empty() && !has_text {
+        let message =
+            "`stop`: the model has no tokenizer.json, so answers have no text; use `stop_token_ids`";
+        return Err(ApiError::field("stop", message));
+    }
     if stops.len() > limits.stops {
         return Err(ApiError::field("stop", format!("at most {} stop strings are possible", limits.stops)));
     }
@@ -253,7 +260,26 @@ mod tests {
 
     fn read_with(value: Value, can: Capabilities) -> Result<Generation, ApiError> {
         let Value::Object(object) = value else { panic!("an object") };
-        read(&mut Fields(object), &model(), &can, &Limits::default(), 1)
+        read(&mut Fields(object), &model(), &can, true, &Limits::default(), 1)
+    }
+
+    #[test]
+    fn stop_strings_need_a_tokenizer() {
+        let read = |value: Value, has_text| match value {
+            Value::Object(object) => {
+                read(&mut Fields(object), &model(), &ALL, has_text, &Limits::default(), 1)
+            }
+            other => panic!("{other}"),
+        };
+        for stop in [json!("x"), json!(["x", "y"])] {
+            assert!(read(json!({"stop": stop.clone()}), true).is_ok(), "{stop}");
+            let error = read(json!({ "stop": stop }), false).unwrap_err();
+            assert_eq!((error.status.as_u16(), error.param.as_deref()), (400, Some("stop")));
+            assert!(error.message.contains("stop_token_ids"), "{}", error.message);
+        }
+        for none in [json!({}), json!({"stop": null}), json!({"stop": []})] {
+            assert!(read(none.clone(), false).is_ok(), "{none}");
+        }
     }
 
     #[test]

@@ -63,6 +63,10 @@ impl Backend for OfEngine {
         Ok(handles.into_iter().zip(shown).map(|(handle, shown)| events(handle, shown)).collect())
     }
 
+    fn eos(&self) -> &[u32] {
+        &self.engine.info().eos
+    }
+
     fn reader(&self) -> Option<Reader> {
         self.engine.reader()
     }

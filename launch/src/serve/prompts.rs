@@ -66,19 +66,28 @@ pub fn read(prompt: Option<Value>, model: &ModelInfo) -> Result<Vec<Prompt>, Api
     }
 }
 
-/// The token ids of `prompt`.
+/// The token ids of a prompt that gets an answer. An empty text has none: a begin-of-text token alone is not a prompt.
 ///
 /// # Errors
 /// It is text without a tokenizer, or the tokenizer cannot encode it.
 pub fn encode(loaded: &Loaded, prompt: &Prompt, param: &str) -> Result<Vec<u32>, ApiError> {
+    match prompt {
+        Prompt::Text(text) | Prompt::Rendered(text) if text.is_empty() => Ok(Vec::new()),
+        _ => tokenize(loaded, prompt, param),
+    }
+}
+
+/// The token ids of `prompt`, as the tokenizer gives them.
+///
+/// # Errors
+/// Those of [`encode`].
+pub fn tokenize(loaded: &Loaded, prompt: &Prompt, param: &str) -> Result<Vec<u32>, ApiError> {
     let tokenizer = || {
         let message = "the model has no tokenizer.json; give token ids";
         loaded.tokenizer.as_ref().ok_or_else(|| ApiError::field(param, message))
     };
     match prompt {
         Prompt::Tokens(ids) => Ok(ids.clone()),
-        // A begin-of-text token alone is not a prompt.
-        Prompt::Text(text) | Prompt::Rendered(text) if text.is_empty() => Ok(Vec::new()),
         Prompt::Text(text) => tokenizer()?.encode(text).map_err(|error| of_input(param, &error)),
         Prompt::Rendered(text) => tokenizer()?.encode_rendered(text).map_err(|error| of_input(param, &error)),
     }
@@ -140,4 +149,56 @@ pub fn of_input(param: &str, error: &InputError) -> ApiError {
         other => other.whole(),
     };
     ApiError::field(param, message)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::backend::{Backend, Capabilities, Events, Refusal, Sampling, Stats, Submission};
+    use super::*;
+    use crate::model::tokenizer::Tokenizer;
+    use std::path::Path;
+
+    struct Nothing;
+    impl Backend for Nothing {
+        fn submit(&self, _: Vec<Submission>) -> Result<Vec<Events>, Refusal> {
+            Err(Refusal::Full)
+        }
+
+        fn stats(&self) -> Stats {
+            Stats::default()
+        }
+    }
+
+    /// A model whose tokenizer adds a begin-of-text token, 1, to a text.
+    fn loaded() -> Loaded {
+        let data: Value = serde_json::from_str(include_str!("../../testdata/byte_fallback.json")).unwrap();
+        let file = data["tokenizer"].to_string();
+        Loaded {
+            backend: Box::new(Nothing),
+            model: ModelInfo {
+                name: "m".into(),
+                max_seq_len: 100,
+                vocab_size: 300,
+                max_batch: 4,
+                defaults: Sampling::default(),
+            },
+            capabilities: Capabilities::default(),
+            tokenizer: Some(Tokenizer::parse(Path::new("tokenizer.json"), file.as_bytes()).unwrap()),
+            template: None,
+        }
+    }
+
+    #[test]
+    fn an_empty_text_has_its_special_tokens_but_is_no_prompt() {
+        let mut loaded = loaded();
+        let (text, rendered) = (Prompt::Text(String::new()), Prompt::Rendered(String::new()));
+        assert_eq!(tokenize(&loaded, &text, "prompt").unwrap(), [1]);
+        assert!(tokenize(&loaded, &rendered, "prompt").unwrap().is_empty());
+        assert!(encode(&loaded, &text, "prompt").unwrap().is_empty());
+        assert!(encode(&loaded, &rendered, "prompt").unwrap().is_empty());
+        assert_eq!(encode(&loaded, &Prompt::Text("The".into()), "prompt").unwrap(), [1, 273]);
+        loaded.tokenizer = None;
+        let error = tokenize(&loaded, &text, "prompt").unwrap_err();
+        assert_eq!(error.param.as_deref(), Some("prompt"));
+    }
 }

@@ -51,7 +51,7 @@ pub async fn tokenize(State(app): State<App>, request: Request) -> Result<Respon
             (None, Some(text)) => (Prompt::Text(text), "prompt"),
             (None, None) => return Err(ApiError::field("prompt", "`prompt` or `messages` is missing")),
         };
-        let ids = prompts::encode(loaded, &prompt, param)?;
+        let ids = prompts::tokenize(loaded, &prompt, param)?;
         let string = |&id: &u32| loaded.tokenizer.as_ref().and_then(|t| t.written(id)).unwrap_or_default();
         let answer = Tokens {
             count: ids.len(),

@@ -186,11 +186,7 @@ impl Tokenizer {
 
     /// True if `id` stands for a single byte that a `ByteFallback` decoder joins with its neighbours.
     fn is_byte(&self, id: u32) -> bool {
-        self.byte_fallback
-            && self
-                .tokenizer
-                .id_to_token(id)
-                .is_some_and(|token| token.len() == 6 && token.starts_with("<0x") && token.ends_with('>'))
+        self.byte_of_run(id).is_some()
     }
 }
 

@@ -30,6 +30,29 @@ impl Tokenizer {
         self.special.contains(&id)
     }
 
+    /// True if [`Tokenizer::decode`] passes `id` to the decoder: it is in the vocabulary, and not special.
+    pub fn is_decoded(&self, id: u32) -> bool {
+        !self.is_special(id) && self.knows(id)
+    }
+
+    /// The byte that `id` stands for, if a `ByteFallback` decoder joins it with its neighbours. Such tokens that follow each other are
+    /// a run. Other tokens that are decoded end it. If a run as a whole is not UTF-8, each of its bytes is shown as U+FFFD.
+    pub fn byte_of_run(&self, id: u32) -> Option<u8> {
+        if !self.byte_fallback {
+            return None;
+        }
+        let written = self.written(id)?;
+        let digits = written.strip_prefix("<0x")?.strip_suffix('>')?;
+        u8::from_str_radix(digits, 16).ok().filter(|_| digits.len() == 2)
+    }
+
+    /// The text of a run of byte tokens that is complete. `first`: the answer begins with it, so the decoder may leave out a space.
+    /// `None` if the decoder fails.
+    pub fn text_of_run(&self, run: &[u8], first: bool) -> Option<String> {
+        let written: Vec<String> = run.iter().map(|byte| format!("<0x{byte:02X}>")).collect();
+        self.between((!first).then_some(NEIGHBOURS[0]), &written)
+    }
+
     /// The bytes that `id` adds to a text that has begun. They may be a part of a character. A special token adds its name. What only
     /// tells whether the token begins or ends a word, such as `##` or `</w>`, is no text. The space that it stands for is.
     pub fn bytes_of(&self, id: u32) -> Vec<u8> {
@@ -47,26 +70,27 @@ impl Tokenizer {
         if self.special.contains(&id) {
             return written.into_bytes();
         }
-        if self.is_byte(id) {
-            let byte = u8::from_str_radix(&written[3..5], 16).ok();
+        if let Some(byte) = self.byte_of_run(id) {
             // The decoder may leave out a first space.
             let left_out =
-                before.is_none() && byte == Some(b' ') && self.between(None, &written) == Some(String::new());
-            return byte.filter(|_| !left_out).into_iter().collect();
+                before.is_none() && byte == b' ' && self.text_of_run(&[byte], true) == Some(String::new());
+            return if left_out { Vec::new() } else { vec![byte] };
         }
         if self.tokenizer.get_decoder().is_some_and(is_byte_level) {
             let bytes: Option<Vec<u8>> = written.chars().map(byte_of).collect();
             // Added tokens are written as they are.
             return bytes.unwrap_or_else(|| written.into_bytes());
         }
-        let text = self.between(before, &written).unwrap_or_else(|| written.replace('\u{2581}', " "));
+        let text = self.between(before, std::slice::from_ref(&written));
+        let text = text.unwrap_or_else(|| written.replace('\u{2581}', " "));
         text.into_bytes()
     }
 
-    /// What the decoder makes of the token `written` between `before`, if that is a token, and another.
-    fn between(&self, before: Option<&str>, written: &str) -> Option<String> {
+    /// What the decoder makes of the tokens `written` between `before`, if that is a token, and another.
+    fn between(&self, before: Option<&str>, written: &[String]) -> Option<String> {
         let [first, after] = NEIGHBOURS;
-        let tokens = before.into_iter().chain([written, after]).map(String::from).collect();
+        let written = written.iter().map(String::as_str);
+        let tokens = before.into_iter().chain(written).chain([after]).map(String::from).collect();
         let text = self.joined(tokens)?;
         let after = self.joined(NEIGHBOURS.map(String::from).to_vec())?;
         let own = text.strip_prefix(before.unwrap_or_default())?.strip_suffix(after.strip_prefix(first)?)?;
