@@ -30,6 +30,17 @@ pub mod core_types {
     pub const ALL: [&str; 6] = [TERMINATE, BEGIN_TASK_GRAPH, EMPTY, NVSHMEM_COPY, NVSHMEM_SIGNAL, REDUCE];
 }
 
+/// Bits of the last parameter of a `reduce` task (`MPK_REDUCE_*` of the ABI).
+pub mod sum_flags {
+    /// The summands are flagged words.
+    pub const FLAGGED: u32 = 1;
+    /// A residual is added.
+    pub const RESIDUAL: u32 = 2;
+    /// The same task computes something from the sum. The parameters and operands for that follow
+    /// ([`crate::TaskType::joins_sum`]).
+    pub const FOLLOWED: u32 = 4;
+}
+
 /// What decides where a task runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]

@@ -10,6 +10,7 @@ use super::contract::{Buffer, Exchange, Lowered, Operand, Send, Step, TaskStep};
 use crate::dtype::DType;
 use crate::region::Region;
 use crate::task_graph::core_types;
+use crate::task_graph::sum_flags::RESIDUAL;
 use crate::task_type::{Access, TaskSpec};
 use std::ops::Range;
 
@@ -32,9 +33,6 @@ const RECEIVED: Operand = Operand::Buffer(0);
 const OF_NODE: Operand = Operand::Buffer(1);
 /// Sums of the other nodes, `[node, rows, columns]`.
 const OF_NODES: Operand = Operand::Buffer(2);
-
-/// Bit of the last parameter of a `reduce` task.
-const RESIDUAL: u32 = 2;
 
 impl Hierarchical<'_> {
     fn world(&self) -> u32 {

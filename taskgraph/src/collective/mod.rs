@@ -27,7 +27,7 @@ pub use contract::{
 pub use moves::{Move, local_copies, moves, rows_kind};
 pub use reduce_scatter::ReduceScatter;
 pub use slice::Slice;
-pub(crate) use sum::{OWNED_ROWS, SUM_FOLLOWED};
+pub(crate) use sum::OWNED_ROWS;
 
 use std::sync::Arc;
 

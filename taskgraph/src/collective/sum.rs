@@ -5,15 +5,9 @@ use crate::dtype::DType;
 use crate::region::Region;
 use crate::target::Target;
 use crate::task_graph::core_types;
+use crate::task_graph::sum_flags::{FLAGGED, RESIDUAL};
 use crate::task_type::{Access, TaskSpec};
 use std::ops::Range;
-
-/// Bits of the last parameter of a `reduce` task.
-const FLAGGED: u32 = 1;
-const RESIDUAL: u32 = 2;
-
-/// The same tasks compute something from the sum. The parameters for that follow ([`crate::TaskType::joins_sum`]).
-pub(crate) const SUM_FOLLOWED: u32 = 4;
 
 /// The ways to carry out an allreduce.
 #[derive(Clone, Copy, PartialEq)]

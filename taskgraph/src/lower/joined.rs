@@ -5,9 +5,8 @@
 //! That saves a wait and reading the sum again.
 
 use super::types::{LocalClass, Part, Slot, SlotKind, Step};
-use crate::collective::SUM_FOLLOWED;
 use crate::region::{MAX_DIMS, Region};
-use crate::task_graph::core_types;
+use crate::task_graph::{core_types, sum_flags};
 use crate::task_type::{Access, ExpansionOperand, TaskSpec};
 use rustc_hash::FxHashMap;
 
@@ -154,7 +153,7 @@ fn join(sum: &Part, rows: &Part, input: u8) -> Option<Part> {
     });
     let mut params = sum.params.clone();
     if sum.type_name == core_types::REDUCE {
-        *params.get_mut(FLAGS)? |= SUM_FOLLOWED;
+        *params.get_mut(FLAGS)? |= sum_flags::FOLLOWED;
     }
     params.extend(&rows.params);
     Some(Part {
@@ -199,7 +198,7 @@ mod tests {
         let step = part("step", vec![7, 8], vec![of_rows(4), of_rows(0)]);
         let joined = join(&sum, &step, 1).expect("the tasks have the same rows");
         assert_eq!(joined.type_name, core_types::REDUCE);
-        assert_eq!(joined.params, [2, 0, 0, 2 | SUM_FOLLOWED, 7, 8]);
+        assert_eq!(joined.params, [2, 0, 0, 2 | sum_flags::FOLLOWED, 7, 8]);
         for (task, first) in joined.tasks.iter().zip([0, 4]) {
             let reads = [(0, rows(first)), (1, rows(first)), (2, weight), (3, weight)];
             let expected = reads.map(|(operand, region)| Access::new(operand, region));

@@ -19,6 +19,14 @@ use crate::abi::{
 use crate::registry::{GpuSite, Registration};
 use crate::tasks::operand::{gpu_float, gpu_rows_contiguous};
 use crate::tasks::wide_rows::gpu_pieces;
+use taskgraph::task_graph::sum_flags;
+
+// The verifier knows the flags, too.
+const _: () = assert!(
+    sum_flags::FLAGGED == MPK_REDUCE_FLAGGED
+        && sum_flags::RESIDUAL == MPK_REDUCE_RESIDUAL
+        && sum_flags::FOLLOWED == MPK_REDUCE_ROWS
+);
 
 /// Registry entry.
 pub const REGISTRATION: Registration = Registration {

@@ -3,13 +3,8 @@
 use super::RankCheck;
 use crate::dtype::DType;
 use crate::op_graph::{Role, Rows};
+use crate::task_graph::sum_flags::{FLAGGED, FOLLOWED, RESIDUAL};
 use crate::task_graph::{Operand, Task};
-
-/// Flags of a sum.
-const FLAGGED: u32 = 1;
-const RESIDUAL: u32 = 2;
-/// The same task computes something from the sum. Its parameters and operands come after those of the sum.
-const FOLLOWED: u32 = 4;
 
 /// Values of the parameter that says which rows are in use.
 const TOKENS: u32 = 0;
