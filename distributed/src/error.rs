@@ -412,9 +412,9 @@ pub type Result<T> = std::result::Result<T, Error>;
 mod tests {
     use super::*;
 
-    /// Slots and sequences are sizes of models. The sizes of a graph of one's own are in its tensors.
+    /// Slots and sequences are sizes of models. The sizes of a user's graph are in its tensors.
     #[test]
-    fn help_against_a_lack_of_memory_also_fits_a_graph_of_ones_own() {
+    fn help_against_a_lack_of_memory_also_fits_a_users_graph() {
         for error in [
             Error::OutOfMemory { rank: 0, what: "activations".into(), bytes: 1, reason: "full".into() },
             Error::SharedMemory { bytes: 2, ranks: 1, free: 1 },

@@ -130,7 +130,7 @@ fn fields_of_a_graph_are_given_once() {
     assert!(parse(r#"{"schema": "mpk-model/1", "graph": null}"#).unwrap_err().contains("no model"));
 }
 
-/// A graph of one's own has no slots, so leaving the field out must be an answer too.
+/// A user's graph has no slots, so leaving the field out must be an answer too.
 #[test]
 fn a_chunk_below_max_batch_has_a_fix_for_every_model() {
     let error =
