@@ -110,7 +110,7 @@ class Job:
     workers: int | None = None
     options: tuple = ()
     environment: tuple = ()  # of (name, value)
-    prefix_cache: str = "off"  # so that repeated prompts are computed again
+    prefix_cache: str | None = "off"  # so that repeated prompts are computed again; an op graph has none: None
     deadline: float = 10.0
     alone: bool = False  # no other job runs meanwhile
 
@@ -274,7 +274,8 @@ class Check:
         parts += [*wrapper, self.binary, job.model, "--backend", self.backend, *job.shape_options()]
         # Ranks that share a GPU also start one after the other.
         deadline = job.deadline * (5 if self.cuda and job.ranks > self.gpus else 1) * PATIENCE
-        return [*parts, "--json", "--prefix-cache", job.prefix_cache, "--deadline", deadline, *job.options]
+        cache = ["--prefix-cache", job.prefix_cache] if job.prefix_cache else []
+        return [*parts, "--json", *cache, "--deadline", deadline, *job.options]
 
     def on_gpus(self, count, work):
         """Runs `work(environment)` on `count` GPUs that nothing else uses at the time."""

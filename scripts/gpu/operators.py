@@ -114,7 +114,7 @@ def choices(check, g, world):
 
 def work(check, worlds):
     """[(graph, job)]."""
-    return [(g, Job(path, world, workers=WORKERS.get(g.name), environment=POISON, **choice)) for g, path, world in graphs(check, worlds)
+    return [(g, Job(path, world, workers=WORKERS.get(g.name), environment=POISON, prefix_cache=None, **choice)) for g, path, world in graphs(check, worlds)
             for choice in choices(check, g, world)]
 
 

@@ -59,12 +59,12 @@ def hop_model(check):
 
 def chain_job(check, ranks, rows, lowering=None, placement="static", transport=None):
     """A launch of the chain."""
-    return Job(chain_model(check, ranks, rows), ranks, placement, lowering, transport)
+    return Job(chain_model(check, ranks, rows), ranks, placement, lowering, transport, prefix_cache=None)
 
 
 def jobs(check):
     """All launches' code."""
-    found = [Job(hop_model(check), 1, placement) for placement in PLACEMENTS]
+    found = [Job(hop_model(check), 1, placement, prefix_cache=None) for placement in PLACEMENTS]
     for ranks in check.ranks():
         for rows in ROWS if check.gpus > 1 else []:
             if ranks == 1:
@@ -150,7 +150,7 @@ def run(check):
     if not check.cuda:
         check.skipped("skeleton", "needs a GPU")
         return
-    hops = {placement: nanoseconds(check, Job(hop_model(check), 1, placement)) for placement in PLACEMENTS}
+    hops = {placement: nanoseconds(check, Job(hop_model(check), 1, placement, prefix_cache=None)) for placement in PLACEMENTS}
     for placement, (samples, problem) in hops.items():
         told(check, f"hop {placement}", f"hop {placement}", per(samples, ADDS), problem)
     if check.gpus < 2:
