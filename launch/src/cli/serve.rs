@@ -8,6 +8,7 @@ use crate::cli::serve_args::ServeArgs;
 use crate::engine::{Engine, RunConfig};
 use crate::model::app_error::AppError;
 use crate::model::chat_template::ChatTemplate;
+use crate::model::prompts::Limits;
 use crate::serve::state::{App, Phase};
 use crate::serve::{Outcome, Server, of_engine};
 use kernels_cu::signals::Watched;
@@ -67,6 +68,7 @@ fn load(args: &ServeArgs, signals: Watched) -> i32 {
     let of_engine = Arc::clone(&template);
     let config = RunConfig { tell: tell_the_end, ..args.run_config() };
     let engine = Engine::load_with(args.model_spec(), config, move |opened| {
+        check_room(&opened.limits)?;
         let folder = opened.model.checkpoint_folder();
         let found = folder.as_deref().map(ChatTemplate::open).transpose()?.flatten();
         *of_engine.lock().unwrap_or_else(PoisonError::into_inner) = found;
@@ -102,6 +104,23 @@ fn load(args: &ServeArgs, signals: Watched) -> i32 {
         tell(format_args!("listening on http://{}", server.address()));
     }
     end(server.wait(args.patience()), &engine)
+}
+
+/// Refuses limits that would refuse every request.
+fn check_room(limits: &Limits) -> Result<(), AppError> {
+    const LEAST: u32 = 2;
+    if limits.longest() >= LEAST {
+        return Ok(());
+    }
+    let fix = match limits.is_limited_by_pages() {
+        true => "raise runtime.kv_pages or page_size in model.json, or leave them out",
+        false => "set --max-seq-len, or max_seq_len in model.json, to at least 2",
+    };
+    let problem = format!(
+        "{}: no request has room, because the shortest has one token of the prompt and a new one",
+        limits.longest_in_words()
+    );
+    Err(AppError::input(problem).with_help(fix))
 }
 
 /// Binds the port before the model is loaded, because loading may take minutes.
@@ -199,4 +218,29 @@ fn failed(error: &AppError) -> i32 {
         tell(format_args!("mpk-serve: error: {error}"));
     }
     error.status
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn limits_without_room_for_a_request_are_refused() {
+        let check = |max_seq_len, kv_tokens| {
+            let limits = Limits { vocab_size: 10, max_seq_len, kv_tokens, max_new_tokens: 1 };
+            check_room(&limits).map_err(|error| (error.status, error.to_string()))
+        };
+        assert_eq!(check(2, 2), Ok(()));
+        let (status, message) = check(1, 64).unwrap_err();
+        assert!(status == 2 && message.starts_with("max_seq_len = 1: no request has room"), "{message}");
+        assert!(
+            message.contains("set --max-seq-len, or max_seq_len in model.json, to at least 2"),
+            "{message}"
+        );
+        let (_, message) = check(64, 1).unwrap_err();
+        assert!(
+            message.contains("the 1 token that runtime.kv_pages holds: no request has room"),
+            "{message}"
+        );
+    }
 }
