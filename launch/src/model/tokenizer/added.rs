@@ -16,7 +16,7 @@ use tokenizers::AddedToken;
 const NAMED: [&str; 7] =
     ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
 
-/// The tokens of all files but tokenizer.json.
+/// The tokens of all files but tokenizer.json, and how the text of special tokens is encoded.
 #[derive(Debug, Default)]
 pub(super) struct Added {
     /// Those with an id, by ascending id.
@@ -25,6 +25,9 @@ pub(super) struct Added {
     named: Vec<AddedToken>,
     /// Other special tokens without an id.
     extra: Vec<AddedToken>,
+    /// tokenizer_config.json's `split_special_tokens`: in texts, special tokens are encoded like any other text.
+    /// The path of that file, if it says so.
+    split_special: Option<String>,
 }
 
 /// A token with the id that its file gives it.
@@ -49,16 +52,17 @@ impl Added {
         let file = path.display().to_string();
         let config = json::object_if_there(&path)?.unwrap_or_default();
         let fields = Fields::new(&file, "", &config);
+        let split_special = fields.bool("split_special_tokens")?.unwrap_or(false).then(|| file.clone());
         if fields.object("added_tokens_decoder")?.is_some() {
             // transformers does not read the older files then.
-            let mut added = Self { listed: decoder(&file, &config)?, ..Self::default() };
+            let mut added = Self { listed: decoder(&file, &config)?, split_special, ..Self::default() };
             added.read_special(&[(file.as_str(), &config)])?;
             return Ok(added);
         }
         let map_path = folder.join("special_tokens_map.json");
         let map_file = map_path.display().to_string();
         let map = json::object_if_there(&map_path)?.unwrap_or_default();
-        let mut added = Self::default();
+        let mut added = Self { split_special, ..Self::default() };
         added.read_special(&[(map_file.as_str(), &map), (file.as_str(), &config)])?;
         added.listed = added.older(&folder.join("added_tokens.json"))?;
         Ok(added)
@@ -129,7 +133,8 @@ impl Added {
         Ok(listed)
     }
 
-    /// Adds the tokens to those of tokenizer.json. Returns a warning for each token whose id differs from that in its file.
+    /// Adds the tokens to those of tokenizer.json. Returns a warning for each token whose id differs from that in its file, and one if
+    /// special tokens are encoded like other text.
     pub(super) fn add_to(&self, tokenizer: &mut tokenizers::Tokenizer) -> Vec<String> {
         let there: HashMap<String, AddedToken> = tokenizer
             .get_added_tokens_decoder()
@@ -160,12 +165,20 @@ impl Added {
         if !tokens.is_empty() {
             tokenizer.add_tokens(&tokens);
         }
+        tokenizer.set_encode_special_tokens(self.split_special.is_some());
+        let split = self.split_special.iter().map(|file| {
+            format!(
+                "{file}: `split_special_tokens`: special tokens in texts are encoded like any other text, also those that the chat \
+                 template writes; transformers does the same. Remove the field if the model was not trained so"
+            )
+        });
         let with_ids = self.listed.iter().zip(before);
         with_ids
             .filter_map(|(listed, before)| {
                 let id = tokenizer.token_to_id(&listed.token.content)?;
                 (id != listed.id).then(|| listed.warning(id, before.is_some()))
             })
+            .chain(split)
             .collect()
     }
 }

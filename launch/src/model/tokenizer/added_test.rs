@@ -113,3 +113,41 @@ fn of_keys_that_are_given_twice_the_last_counts() {
     let written = [3, 4, 5].map(|id| tokenizer.written(id));
     assert_eq!(written, [Some("<V>".to_string()), Some("<Y>".to_string()), None]);
 }
+
+/// The ids are those of transformers 5.
+#[test]
+fn special_tokens_are_split_if_the_checkpoint_says_so() {
+    let mut json = tokenizer_json();
+    json["model"]["vocab"] = json!({"[UNK]": 0, "a": 1, "s": 2});
+    let token = |id: u32, content: &str, special: bool| {
+        json!({"id": id, "content": content, "special": special, "single_word": false, "lstrip": false,
+               "rstrip": false, "normalized": false})
+    };
+    json["added_tokens"] = json!([token(3, "<s>", true), token(4, "<n>", false)]);
+    let ids = |config: Value| {
+        let folder = folder(&json!({"tokenizer.json": json, "tokenizer_config.json": config}));
+        let tokenizer = open(folder.path())?;
+        Ok::<_, String>((tokenizer.encode("a <s> <n>").unwrap(), tokenizer.encode_rendered("<s>a").unwrap()))
+    };
+    let whole = Ok((vec![1, 3, 4], vec![3, 1]));
+    assert_eq!(ids(json!({})), whole);
+    assert_eq!(ids(json!({"split_special_tokens": false})), whole);
+    let split = Ok((vec![1, 0, 2, 0, 4], vec![0, 2, 0, 1]));
+    assert_eq!(ids(json!({"split_special_tokens": true})), split);
+    assert_eq!(ids(json!({"split_special_tokens": true, "added_tokens_decoder": {}})), split);
+    let error = ids(json!({"split_special_tokens": 1})).unwrap_err();
+    assert!(
+        error.contains("tokenizer_config.json: `split_special_tokens`: expected true or false"),
+        "{error}"
+    );
+}
+
+#[test]
+fn split_special_tokens_are_warned_of() {
+    let files = json!({"tokenizer_config.json": {"split_special_tokens": true}});
+    let added = Added::read(folder(&files).path()).unwrap();
+    let mut tokenizer = tokenizers::Tokenizer::from_bytes(tokenizer_json().to_string()).unwrap();
+    let warnings = added.add_to(&mut tokenizer);
+    let expected = "tokenizer_config.json: `split_special_tokens`: special tokens in texts are encoded like";
+    assert!(matches!(&warnings[..], [one] if one.contains(expected)), "{warnings:?}");
+}
