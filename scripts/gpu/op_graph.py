@@ -119,9 +119,8 @@ class Graph:
 
 
 def array(output):
-    """Values of an output; JSON has null for NaN and infinities."""
-    values = [np.nan if value is None else value for value in output["values"]]
-    return np.array(values, dtype=np.float64).reshape(output["dims"])
+    """Values of an output; NaN and infinities are strings, which `float` reads."""
+    return np.array([float(value) for value in output["values"]], dtype=np.float64).reshape(output["dims"])
 
 
 def close(output, values, bound, dtype):

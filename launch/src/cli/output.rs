@@ -134,6 +134,17 @@ pub fn json_object(info: &Info, stats: &Stats, answers: &[(Vec<u32>, Completion)
     })
 }
 
+/// A number in JSON. Those that JSON lacks are strings, which Python's `float` and JavaScript's `Number` read: null would not say
+/// which of them it was.
+fn number(value: f64) -> Value {
+    match value {
+        _ if value.is_nan() => json!("NaN"),
+        f64::INFINITY => json!("Infinity"),
+        f64::NEG_INFINITY => json!("-Infinity"),
+        _ => json!(value),
+    }
+}
+
 /// Prints the outputs of a user graph: one line for each, or one JSON object.
 ///
 /// # Errors
@@ -155,7 +166,10 @@ pub fn print_outputs(as_json: bool, info: &Info, run: &GraphRun) -> Result<(), A
     let outputs: Map<String, Value> = run
         .outputs
         .iter()
-        .map(|o| (o.name.clone(), json!({"dtype": o.dtype, "dims": o.dims, "values": o.values})))
+        .map(|o| {
+            let values: Vec<Value> = o.values.iter().copied().map(number).collect();
+            (o.name.clone(), json!({"dtype": o.dtype, "dims": o.dims, "values": values}))
+        })
         .collect();
     let object = json!({
         "schema": "mpk-run/1",
@@ -167,4 +181,15 @@ pub fn print_outputs(as_json: bool, info: &Info, run: &GraphRun) -> Result<(), A
                    "decode_steps": 0, "ms_per_token": 0.0},
     });
     console::print_line(&object.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_that_json_lacks_are_strings() {
+        let values = [1.5, f64::NAN, -f64::NAN, f64::INFINITY, f64::NEG_INFINITY, -0.0].map(number);
+        assert_eq!(json!(values).to_string(), r#"[1.5,"NaN","NaN","Infinity","-Infinity",-0.0]"#);
+    }
 }
