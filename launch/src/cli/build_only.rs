@@ -40,7 +40,7 @@ pub fn run(args: &Args) -> Result<(), AppError> {
         ModelSource::Graph { .. } => target.tuning = tuning::of_user_graph(&config, target.backend)?,
     }
     let tuned = target.tuning.clone();
-    let options = build_options(&config, &model, &Nodes::one(ranks, "localhost"), true, target.clone())?;
+    let mut options = build_options(&config, &model, &Nodes::one(ranks, "localhost"), true, target.clone())?;
     let (ops, main) = match &source {
         ModelSource::Model(source) => {
             let top_k = args.logprobs.min(source.config.vocab_size);
@@ -53,6 +53,7 @@ pub fn run(args: &Args) -> Result<(), AppError> {
             let random = weights.as_ref();
             let prepared = Prepared::new(&model, graph, random, 0, &options.decode, Wanted::ToBuild)?;
             let name = prepared.graph.name.clone();
+            options.places = Some(prepared.places);
             (vec![prepared.graph], name)
         }
     };

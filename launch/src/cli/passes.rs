@@ -2,6 +2,7 @@
 
 use crate::cli::devices;
 use crate::engine::graphs::{ModelGraphs, target_of};
+use crate::engine::user_places::Places;
 use crate::engine::{ModelSpec, user_graph};
 use crate::model::app_error::AppError;
 use crate::model::files;
@@ -43,7 +44,7 @@ pub fn passes(wanted: &Wanted) -> Result<Vec<String>, AppError> {
         model.runtime.workers = Some(workers);
     }
     let target = target_of(&model, row, 1)?;
-    let mut graph = op_graph(wanted, &model, &target)?;
+    let (mut graph, places) = op_graph(wanted, &model, &target)?;
     let options = BuildOptions::new(wanted.ranks, target);
     let registry = kernels_cu::registry::registry();
     let passes = Passes::default();
@@ -75,20 +76,30 @@ pub fn passes(wanted: &Wanted) -> Result<Vec<String>, AppError> {
             |(_, text), out| out.write_all(text.as_bytes()),
         )?;
     }
-    ran?;
+    ran.map_err(|error| match &places {
+        Some(places) => places.error(error),
+        None => error.into(),
+    })?;
     Ok(lines)
 }
 
-fn op_graph(wanted: &Wanted, model: &ModelJson, target: &Target) -> Result<OpGraph, AppError> {
-    let graphs = match ModelSource::open(model)? {
+/// The graph. If it is the user's, also where its parts are in model.json.
+fn op_graph(
+    wanted: &Wanted,
+    model: &ModelJson,
+    target: &Target,
+) -> Result<(OpGraph, Option<Places>), AppError> {
+    let graph = match ModelSource::open(model)? {
         ModelSource::Model(source) => {
             let made = ModelGraphs::new(model, &source, wanted.ranks, target)?;
-            return pick(made.graphs, wanted.graph.as_ref().unwrap_or(&made.main));
+            let graph = pick(made.graphs, wanted.graph.as_ref().unwrap_or(&made.main))?;
+            return Ok((graph, None));
         }
-        ModelSource::Graph { graph, .. } => vec![user_graph::parse(model, &graph)?.graph],
+        ModelSource::Graph { graph, .. } => user_graph::parse(model, &graph)?.graph,
     };
-    let name = wanted.graph.clone().unwrap_or_else(|| graphs[0].name.clone());
-    pick(graphs, &name)
+    let places = Places::new(model, &graph);
+    let name = wanted.graph.clone().unwrap_or_else(|| graph.name.clone());
+    Ok((pick(vec![graph], &name)?, Some(places)))
 }
 
 /// The graph with this name.

@@ -7,6 +7,7 @@ use crate::cli::passes::pick;
 use crate::engine::backend::cuda_target;
 use crate::engine::config::RunConfig;
 use crate::engine::graphs::{ModelGraphs, build_options, build_verified};
+use crate::engine::user_places::Places;
 use crate::engine::{ModelSpec, user_graph};
 use crate::model::app_error::AppError;
 use crate::model::files;
@@ -91,8 +92,13 @@ fn target_of(cluster: &Cluster, model: &ModelJson) -> Result<Target, AppError> {
     }
 }
 
-fn op_graph(args: &SimulateArgs, model: &ModelJson, target: &Target) -> Result<OpGraph, AppError> {
-    let (graphs, main) = match ModelSource::open(model)? {
+/// The graph. If it is the user's, also where its parts are in model.json.
+fn op_graph(
+    args: &SimulateArgs,
+    model: &ModelJson,
+    target: &Target,
+) -> Result<(OpGraph, Option<Places>), AppError> {
+    let (graphs, main, places) = match ModelSource::open(model)? {
         ModelSource::Model(source) => {
             let made = ModelGraphs::new(model, &source, args.ranks, target)?;
             if args.context > made.sizes.max_seq_len {
@@ -101,15 +107,15 @@ fn op_graph(args: &SimulateArgs, model: &ModelJson, target: &Target) -> Result<O
                     args.context, made.sizes.max_seq_len
                 )));
             }
-            (made.graphs, made.main)
+            (made.graphs, made.main, None)
         }
         ModelSource::Graph { graph, .. } => {
             let graph = user_graph::parse(model, &graph)?.graph;
-            let name = graph.name.clone();
-            (vec![graph], name)
+            let (name, places) = (graph.name.clone(), Places::new(model, &graph));
+            (vec![graph], name, Some(places))
         }
     };
-    pick(graphs, args.graph.as_ref().unwrap_or(&main))
+    Ok((pick(graphs, args.graph.as_ref().unwrap_or(&main))?, places))
 }
 
 /// The ranks' verified graphs.
@@ -117,13 +123,14 @@ fn graphs_of(
     args: &SimulateArgs,
     model: &ModelJson,
     cluster: &Cluster,
-    op_graph: OpGraph,
+    (op_graph, places): (OpGraph, Option<Places>),
     target: Target,
 ) -> Result<(Vec<TaskGraph>, taskgraph::Allreduce), AppError> {
     let run = RunConfig::default();
     let mut build = build_options(&run, model, &Nodes::one(args.ranks, "simulated"), true, target)?;
     // The cluster description assigns ranks to nodes.
     build.decode.nodes = cluster.nodes(args.ranks);
+    build.places = places;
     let all = build_verified(&[op_graph], &kernels_cu::registry::registry(), &build)?;
     let graphs = all.into_iter().next().unwrap_or_default();
     Ok((graphs, build.decode.allreduce))
@@ -143,7 +150,7 @@ pub fn run(args: &SimulateArgs) -> Result<String, AppError> {
         model.runtime.allreduce = allreduce.into();
     }
     let target = target_of(&cluster, &model)?;
-    let op_graph = op_graph(args, &model, &target)?;
+    let (op_graph, places) = op_graph(args, &model, &target)?;
     let active = op_graph.capacity.active;
     let batch = args.batch.unwrap_or(active);
     if batch == 0 || batch > active {
@@ -157,7 +164,7 @@ pub fn run(args: &SimulateArgs) -> Result<String, AppError> {
         SimulateError::Stuck { .. } => AppError::failed(e.to_string()),
     };
     check_network(&cluster, args.ranks).map_err(failed)?;
-    let (graphs, allreduce) = graphs_of(args, &model, &cluster, op_graph, target)?;
+    let (graphs, allreduce) = graphs_of(args, &model, &cluster, (op_graph, places), target)?;
     let load = Load { active: batch, context: args.context };
     let registry = kernels_cu::registry::registry();
     let outcome = simulate(&graphs, &registry, &cluster, load).map_err(failed)?;

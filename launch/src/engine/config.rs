@@ -106,7 +106,7 @@ impl RunConfig {
             ("sampling", self.sampling.to_string()),
             ("idle_exit", format!("{:?}", self.idle_exit)),
             ("use_tuning_table", self.use_tuning_table.to_string()),
-            ("tuning", format!("{:?}", self.tuning)),
+            ("tuning", self.tuning.to_string()),
             ("trace", format!("{:?}", self.trace)),
             ("trace_iterations", format!("{:?}", self.trace_iterations)),
             ("unprotected", self.unprotected.to_string()),

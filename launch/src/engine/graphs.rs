@@ -5,6 +5,7 @@ use crate::engine::backend::cuda_target;
 use crate::engine::config::RunConfig;
 use crate::engine::error::Error;
 use crate::engine::proofs::{Proofs, WORTHWHILE_TASKS};
+use crate::engine::user_places::Places;
 use crate::model::app_error::AppError;
 use crate::model::families::{self, GraphOptions};
 use crate::model::model_json::{self, ModelJson, Sizes};
@@ -51,13 +52,23 @@ pub struct GraphBuild {
     pub decode: BuildOptions,
     /// Placement of graphs with rows for prompts.
     pub prefill: Placement,
+    /// For a user graph: where its parts are in model.json.
+    pub places: Option<Places>,
 }
 
 impl GraphBuild {
     /// Uses model.json's placements; `options.placement` is ignored.
     pub fn new(options: BuildOptions, placements: model_json::Placements) -> GraphBuild {
         let decode = BuildOptions { placement: placement(placements.decode), ..options };
-        GraphBuild { decode, prefill: placement(placements.prefill) }
+        GraphBuild { decode, prefill: placement(placements.prefill), places: None }
+    }
+
+    /// The builder's error for people.
+    fn error(&self, error: BuildError) -> AppError {
+        match &self.places {
+            Some(places) => places.error(error),
+            None => error.into(),
+        }
     }
 
     /// The options for one graph.
@@ -274,7 +285,7 @@ fn build_then<T, U: Send>(
     let mut remarks = Remarks::default();
     let mut all = Vec::with_capacity(ops.len());
     for (ops, built) in ops.iter().zip(built) {
-        let (graphs, notes, sent) = built?;
+        let (graphs, notes, sent) = built.map_err(|error| options.error(error))?;
         remarks.add(&ops.name, notes, sent);
         all.push(graphs);
     }

@@ -194,7 +194,7 @@ fn one_layer(max_seq_len: u32) -> (Vec<OpGraph>, GraphBuild) {
         prefill_chunk: 16,
     };
     let options = GraphOptions::new(&config, &Runtime::default(), 0, 2, &target);
-    let build = GraphBuild { decode: BuildOptions::new(2, target), prefill: Placement::Static };
+    let build = GraphBuild { decode: BuildOptions::new(2, target), prefill: Placement::Static, places: None };
     (op_graphs(&config, &sizes, &options), build)
 }
 

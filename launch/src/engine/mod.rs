@@ -31,6 +31,7 @@ pub mod trace;
 pub mod tuning;
 pub mod user_graph;
 pub mod user_outputs;
+pub mod user_places;
 mod user_values;
 
 pub use config::RunConfig;

@@ -12,6 +12,7 @@ use crate::engine::graphs::{build_options, build_together};
 use crate::engine::launch::{launch, load, run_options};
 use crate::engine::tuning;
 use crate::engine::user_outputs::{Output, locals, outputs};
+use crate::engine::user_places::Places;
 pub use crate::engine::user_values::Wanted;
 use crate::engine::user_values::{GivenValues, values, write_inputs};
 use crate::model::app_error::AppError;
@@ -27,7 +28,7 @@ use std::time::{Duration, Instant};
 use taskgraph::json::{DataSources, op_graph_from_value};
 use taskgraph::op_graph::Role;
 use taskgraph::words::counted;
-use taskgraph::{BuildOptions, Builder, Capacity, OpGraph, Rows};
+use taskgraph::{BuildError, BuildOptions, Builder, Capacity, OpGraph, Rows};
 
 /// A parsed user graph, with the sources of its values.
 pub struct Parsed {
@@ -92,6 +93,8 @@ pub struct Prepared {
     sharded: OpGraph,
     values: Values,
     sequences: Sequences,
+    /// Where its parts are in model.json.
+    pub places: Places,
 }
 
 impl Prepared {
@@ -109,20 +112,21 @@ impl Prepared {
         wanted: Wanted,
     ) -> Result<Prepared, AppError> {
         let Parsed { graph, sources } = parse(model, graph)?;
-        let sequences = sequences(model, &graph)?;
+        let places = Places::new(model, &graph);
+        let sequences = sequences(model, &graph, &places)?;
         let registry = kernels_cu::registry::registry();
-        let builder = Builder::new(&graph, &registry, options)?;
-        check_batch_rows(model, builder.op_graph())?;
+        let builder = Builder::new(&graph, &registry, options).map_err(|error| places.error(error))?;
+        check_batch_rows(builder.op_graph(), &places)?;
         let sharded = builder.op_graph().clone();
         // Memory is allocated only now, when the shapes are known to be consistent.
         let mut values = values(model, &graph, &sources, random, rank, wanted)?;
-        let graph = fold(&graph, &mut values, &registry, options)?;
-        Ok(Prepared { graph, sharded, values, sequences })
+        let graph = fold(&graph, &mut values, &registry, options).map_err(|error| places.error(error))?;
+        Ok(Prepared { graph, sharded, values, sequences, places })
     }
 }
 
 /// Some operators work on the rows of the batch, not on those of their input. Checks that their inputs have as many rows.
-fn check_batch_rows(model: &ModelJson, graph: &OpGraph) -> Result<(), AppError> {
+fn check_batch_rows(graph: &OpGraph, places: &Places) -> Result<(), AppError> {
     for op in &graph.ops {
         let (dim, wanted) = match op.op_type.as_str() {
             "attention" => (0, graph.capacity.rows),
@@ -132,13 +136,9 @@ fn check_batch_rows(model: &ModelJson, graph: &OpGraph) -> Result<(), AppError> 
         };
         let Some(tensor) = op.inputs.first().map(|&t| &graph.tensors[t as usize]) else { continue };
         if tensor.dims.get(dim).is_some_and(|&rows| rows < u64::from(wanted)) {
-            return Err(AppError::input(format!(
-                "{}: operator `{}`: `{}` has dimensions {:?}, but {wanted} rows are in use",
-                model.file(),
-                op.name,
-                tensor.name,
-                tensor.dims
-            )));
+            let problem =
+                format!("`{}` has dimensions {:?}, but {wanted} rows are in use", tensor.name, tensor.dims);
+            return Err(places.error(BuildError::op(&op.name, problem)));
         }
     }
     Ok(())
@@ -184,9 +184,11 @@ impl UserGraph {
         world.phase("graphs");
         let mut target = backend.target(world, model)?;
         target.tuning = together(world, tuning::of_user_graph(config, target.backend))?;
-        let options = together(world, build_options(config, model, world.nodes(), backend.reach(), target))?;
+        let mut options =
+            together(world, build_options(config, model, world.nodes(), backend.reach(), target))?;
         let prepared = Prepared::new(model, graph, random, world.rank(), &options.decode, Wanted::All);
-        let Prepared { graph, sharded, values, sequences } = together(world, prepared)?;
+        let Prepared { graph, sharded, values, sequences, places } = together(world, prepared)?;
+        options.places = Some(places);
         let ops = [graph];
         let (graphs, _) = build_together(world, &ops, &options)?;
         let run_options = together(world, run_options(config, &graphs[0].ops))?;
@@ -263,9 +265,8 @@ fn rows_of_sequences(model: &ModelJson, graph: &OpGraph) -> Result<Vec<u32>, App
 }
 
 /// Checks what the kernels need from the sequences: KV pages, rope rows, tokens.
-fn sequences(model: &ModelJson, graph: &OpGraph) -> Result<Sequences, AppError> {
-    let error =
-        |op: &str, problem: String| AppError::input(format!("{}: operator `{op}`: {problem}", model.file()));
+fn sequences(model: &ModelJson, graph: &OpGraph, places: &Places) -> Result<Sequences, AppError> {
+    let error = |op: &str, problem: String| places.error(BuildError::op(op, problem));
     let rows = graph.capacity.rows;
     let of_sequences = rows_of_sequences(model, graph)?;
     let longest = of_sequences.iter().copied().max().unwrap_or(rows);

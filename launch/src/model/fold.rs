@@ -1,14 +1,13 @@
 //! Constant folding for op graphs with given values: operators whose inputs are constants are computed once, by the CPU
 //! kernels.
 
-use crate::model::app_error::AppError;
 use kernels_cu::testing::{TestBatch, TestOp, TestTensor};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use taskgraph::op_graph::{Op, Role, Tensor};
 use taskgraph::passes::{Compose, Context, Evaluate, FoldConstants, Infer, Pass};
 use taskgraph::task_type::OpError;
-use taskgraph::{BuildOptions, DType, OpGraph, Registry, Rows};
+use taskgraph::{BuildError, BuildOptions, DType, OpGraph, Registry, Rows};
 
 /// Global values by tensor name; a weight is listed by the names of its parts.
 pub type Values = HashMap<String, Vec<f32>>;
@@ -22,7 +21,7 @@ pub fn fold(
     values: &mut Values,
     registry: &Registry,
     options: &BuildOptions,
-) -> Result<OpGraph, AppError> {
+) -> Result<OpGraph, BuildError> {
     let kernels = Arc::new(Kernels { values: Mutex::new(std::mem::take(values)) });
     let context = Context { registry, options };
     let mut folded = graph.clone();

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use super::overrides::Overrides;
-use super::runtime::Runtime;
+use super::runtime::{AllreduceDtype, Embedding, Kv, PrefixCache, Runtime};
 use crate::model::sampling::SamplingOptions;
 use crate::model::{error::InputError, files, json};
 
@@ -54,7 +54,8 @@ pub struct ModelJson {
     /// The weights for `config` or `graph`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub weights: Option<Weights>,
-    /// Instead of `checkpoint` and `config`: an op graph of your own.
+    /// Instead of `checkpoint` and `config`: an op graph of your own. Beside it, `name`, `weights`, `runtime.placement`,
+    /// `runtime.allreduce`, `runtime.workers`, `runtime.nodes` and `generate.prompt_tokens` have an effect; others are refused.
     #[serde(
         default,
         skip_serializing_if = "Option::is_none",
@@ -264,6 +265,11 @@ impl ModelJson {
     /// # Errors
     /// Fields are out of range or inconsistent.
     pub fn with(mut self, overrides: &Overrides) -> Result<ModelJson, InputError> {
+        // Before the overrides: a program knows best how to name its own options without effect.
+        if let (Some(field), None, None) = (self.without_effect(), &self.checkpoint, &self.config) {
+            let problem = "has no effect on a graph of your own, which has its own sizes and no tokens to generate; leave it out";
+            return Err(InputError::field(&self.file(), field, problem));
+        }
         let put = |field: &mut Option<u32>, value: Option<u32>| *field = value.or(*field);
         put(&mut self.max_batch, overrides.max_batch);
         put(&mut self.max_seq_len, overrides.max_seq_len);
@@ -282,6 +288,68 @@ impl ModelJson {
         }
         self.check(overrides)?;
         Ok(self)
+    }
+
+    /// The first field beside `graph` that has no effect on it. The value of a field that has a default says nothing.
+    fn without_effect(&self) -> Option<&'static str> {
+        self.graph.as_ref()?;
+        // In full, so that a new field is decided on here.
+        let Runtime {
+            placement: _,
+            allreduce: _,
+            allreduce_dtype,
+            embedding,
+            prefill_chunk,
+            prefill_share,
+            kv,
+            prefix_cache,
+            kv_pages,
+            workers: _,
+            nodes: _,
+        } = &self.runtime;
+        let Generate {
+            prompts,
+            // The rows of an embedding, or of several sequences.
+            prompt_tokens: _,
+            max_new_tokens,
+            ignore_eos,
+            stop,
+            greedy,
+            temperature,
+            top_k,
+            top_p,
+            min_p,
+            repetition_penalty,
+            presence_penalty,
+            frequency_penalty,
+            seed,
+        } = &self.generate;
+        let given = [
+            ("max_batch", self.max_batch.is_some()),
+            ("max_seq_len", self.max_seq_len.is_some()),
+            ("page_size", self.page_size.is_some()),
+            ("runtime.allreduce_dtype", *allreduce_dtype != AllreduceDtype::default()),
+            ("runtime.embedding", *embedding != Embedding::default()),
+            ("runtime.prefill_chunk", prefill_chunk.is_some()),
+            ("runtime.prefill_share", prefill_share.is_some()),
+            ("runtime.kv", *kv != Kv::default()),
+            ("runtime.prefix_cache", *prefix_cache != PrefixCache::default()),
+            ("runtime.kv_pages", kv_pages.is_some()),
+            ("generate.prompts", !prompts.is_empty()),
+            ("generate.max_new_tokens", max_new_tokens.is_some()),
+            ("generate.ignore_eos", *ignore_eos),
+            ("generate.stop", !stop.is_empty()),
+            ("generate.greedy", *greedy),
+            ("generate.temperature", temperature.is_some()),
+            ("generate.top_k", top_k.is_some()),
+            ("generate.top_p", top_p.is_some()),
+            ("generate.min_p", min_p.is_some()),
+            ("generate.repetition_penalty", repetition_penalty.is_some()),
+            ("generate.presence_penalty", presence_penalty.is_some()),
+            ("generate.frequency_penalty", frequency_penalty.is_some()),
+            ("generate.seed", seed.is_some()),
+        ];
+        given.into_iter().find_map(|(field, given)| given.then_some(field))
     }
 
     /// Checks the ranges and the consistency of the fields. Messages name the value of `overrides` that replaced a field.

@@ -130,18 +130,52 @@ fn fields_of_a_graph_are_given_once() {
     assert!(parse(r#"{"schema": "mpk-model/1", "graph": null}"#).unwrap_err().contains("no model"));
 }
 
-/// A user's graph has no slots, so leaving the field out must be an answer too.
 #[test]
-fn a_chunk_below_max_batch_has_a_fix_for_every_model() {
-    let error =
-        parse(r#"{"schema": "mpk-model/1", "graph": {}, "runtime": {"prefill_chunk": 4}}"#).unwrap_err();
+fn a_chunk_below_max_batch_has_a_fix() {
+    let error = parse(r#"{"schema": "mpk-model/1", "checkpoint": "x", "runtime": {"prefill_chunk": 4}}"#)
+        .unwrap_err();
     assert!(error.contains("4 is less than max_batch = 8; set it to at least 8, or leave it out"), "{error}");
+}
+
+#[test]
+fn fields_without_effect_on_a_graph_are_refused_by_name() {
+    let with = |field: &str| parse(&format!(r#"{{"schema": "mpk-model/1", "graph": {{}}, {field}}}"#));
+    for (field, name) in [
+        (r#""max_batch": 2"#, "max_batch"),
+        (r#""max_seq_len": 0"#, "max_seq_len"),
+        (r#""page_size": 64"#, "page_size"),
+        (r#""runtime": {"kv": "on-demand"}"#, "runtime.kv"),
+        (r#""runtime": {"prefix_cache": "off"}"#, "runtime.prefix_cache"),
+        (r#""runtime": {"embedding": "replicated"}"#, "runtime.embedding"),
+        (r#""runtime": {"allreduce_dtype": "f32"}"#, "runtime.allreduce_dtype"),
+        (r#""runtime": {"prefill_chunk": 4}"#, "runtime.prefill_chunk"),
+        (r#""runtime": {"kv_pages": 4}"#, "runtime.kv_pages"),
+        (r#""generate": {"prompts": ["x"]}"#, "generate.prompts"),
+        (r#""generate": {"max_new_tokens": 4}"#, "generate.max_new_tokens"),
+        (r#""generate": {"ignore_eos": true}"#, "generate.ignore_eos"),
+        (r#""generate": {"temperature": 0}"#, "generate.temperature"),
+    ] {
+        let error = with(field).unwrap_err();
+        let words = format!("dir/model.json: `{name}`: has no effect on a graph of your own");
+        assert!(error.starts_with(&words) && error.ends_with("leave it out"), "{error}");
+    }
+    let all = r#""name": "x", "weights": {"random": {"seed": 1}}, "generate": {"prompt_tokens": [[1]]},
+        "runtime": {"placement": "static", "allreduce": "one-shot", "workers": 2, "nodes": [0]}"#;
+    let model = with(all).unwrap();
+    // Written with the defaults of other fields.
+    parse(&serde_json::to_string(&model).unwrap()).unwrap();
+    // The contradiction is the first thing to repair.
+    assert!(with(r#""checkpoint": "x", "max_batch": 2"#).unwrap_err().contains("exclude each other"));
+    // An option of the command line is not the file's mistake.
+    let model =
+        ModelJson::parse_unchecked(Path::new("m"), br#"{"schema": "mpk-model/1", "graph": {}}"#).unwrap();
+    model.with(&Overrides { max_batch: Some(2), ..Overrides::default() }).unwrap();
 }
 
 #[test]
 fn enums_are_read_and_written_alike() {
     let model = parse(
-        r#"{"schema": "mpk-model/1", "graph": 1, "runtime": {"placement": "dynamic", "allreduce": "one-shot",
+        r#"{"schema": "mpk-model/1", "checkpoint": "x", "runtime": {"placement": "dynamic", "allreduce": "one-shot",
             "allreduce_dtype": "activation", "embedding": "replicated", "prefill_chunk": 32, "kv_pages": 7, "workers": 2}}"#,
     )
     .unwrap();
