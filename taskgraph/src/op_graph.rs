@@ -29,6 +29,16 @@ pub enum Rows {
     Fixed,
 }
 
+impl std::fmt::Display for Rows {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Rows::Tokens => "tokens",
+            Rows::Samples => "samples",
+            Rows::Fixed => "fixed",
+        })
+    }
+}
+
 /// One part of a weight: a tensor of the checkpoint, or some of its rows.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]

@@ -1,7 +1,7 @@
 //! Statistics of a set of task graphs, for `--check`.
 
 use crate::op_graph::Role;
-use crate::task_graph::{Area, EventType, Space, TaskGraph, TensorEntry};
+use crate::task_graph::{Area, Space, TaskGraph, TensorEntry};
 use crate::verify::Class;
 use crate::words::counted;
 use std::collections::{BTreeMap, HashMap};
@@ -76,7 +76,7 @@ pub fn stats(graphs: &[TaskGraph]) -> Stats {
             *stats.tasks_by_type.entry(name.clone()).or_default() += count;
         }
         for event in &graph.events {
-            *stats.events_by_type.entry(event_name(event.event_type).into()).or_default() += 1;
+            *stats.events_by_type.entry(event.event_type.name().into()).or_default() += 1;
         }
         let bytes = |wanted: &dyn Fn(&TensorEntry) -> bool| {
             let tensors = graph.tensors.iter().filter(|t| wanted(t));
@@ -104,17 +104,6 @@ pub fn stats(graphs: &[TaskGraph]) -> Stats {
     }
     stats.remote_triggers = remote.into_values().max().unwrap_or(0);
     stats
-}
-
-fn event_name(event_type: EventType) -> &'static str {
-    match event_type {
-        EventType::Empty => "empty",
-        EventType::LaunchTasks => "launch_tasks",
-        EventType::LaunchMassiveTasks => "launch_massive_tasks",
-        EventType::LaunchDependentTasks => "launch_dependent_tasks",
-        EventType::EndOfTaskGraph => "end_of_task_graph",
-        EventType::Termination => "termination",
-    }
 }
 
 impl fmt::Display for Stats {

@@ -9,6 +9,7 @@ use crate::trust::Trust;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
+use std::fmt;
 use std::ops::Range;
 
 /// Names of the task types that the protocol knows.
@@ -52,6 +53,15 @@ pub enum Placement {
     Dynamic,
 }
 
+impl fmt::Display for Placement {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Placement::Static => "static",
+            Placement::Dynamic => "dynamic",
+        })
+    }
+}
+
 /// How an allreduce is carried out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
@@ -79,6 +89,15 @@ pub enum Space {
     Symmetric,
 }
 
+impl fmt::Display for Space {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Space::Device => "device",
+            Space::Symmetric => "symmetric",
+        })
+    }
+}
+
 /// A block of memory in which tensors may overlap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
@@ -92,6 +111,17 @@ pub enum Area {
     /// Symmetric, one area per graph, for flagged words. Their tags distinguish the writes of one graph. Another graph
     /// must not run for so long that a tag repeats.
     Flagged,
+}
+
+impl fmt::Display for Area {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Area::Device => "device",
+            Area::Settled => "settled",
+            Area::Awaited => "awaited",
+            Area::Flagged => "flagged",
+        })
+    }
 }
 
 impl Area {
@@ -138,6 +168,26 @@ pub enum EventType {
     EndOfTaskGraph,
     /// The kernel ends.
     Termination,
+}
+
+impl EventType {
+    /// Its name in files and messages.
+    pub const fn name(self) -> &'static str {
+        match self {
+            EventType::Empty => "empty",
+            EventType::LaunchTasks => "launch_tasks",
+            EventType::LaunchMassiveTasks => "launch_massive_tasks",
+            EventType::LaunchDependentTasks => "launch_dependent_tasks",
+            EventType::EndOfTaskGraph => "end_of_task_graph",
+            EventType::Termination => "termination",
+        }
+    }
+}
+
+impl fmt::Display for EventType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
 }
 
 /// The source of one part of a local weight.

@@ -101,6 +101,18 @@ pub fn share_of_tiles(tiles: u32, rows_of_tile: u32, index: u32, of: u32) -> (Ra
     (range(tiles, group, groups), range(rows_of_tile, index.saturating_sub(start), (end - start).max(1)))
 }
 
+impl std::fmt::Display for Trust {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let name = self.assumption().name;
+        let (index, of, in_tiles) = match *self {
+            Trust::PagesOfSlot | Trust::PagesOfRows => return f.write_str(name),
+            Trust::RowsOfSlot { slot, of, in_tiles } => (slot, of, in_tiles),
+            Trust::RowsOfUnits { task, of, in_tiles } => (task, of, in_tiles),
+        };
+        write!(f, "{name} {index} of {of}{}", if in_tiles { " in tiles" } else { "" })
+    }
+}
+
 impl Trust {
     /// Its entry in [`ASSUMPTIONS`].
     pub fn assumption(&self) -> &'static Assumption {
@@ -192,6 +204,13 @@ impl RowShares {
 #[cfg(test)]
 mod tests {
     use super::{RowShares, Trust, share_of_tiles};
+
+    #[test]
+    fn a_trust_is_shown_by_its_name() {
+        let of_units = Trust::RowsOfUnits { task: 1, of: 3, in_tiles: true };
+        assert_eq!(of_units.to_string(), "rows_of_units 1 of 3 in tiles");
+        assert_eq!(Trust::PagesOfSlot.to_string(), "pages_of_slot");
+    }
 
     #[test]
     fn shares_of_different_kinds_may_meet() {

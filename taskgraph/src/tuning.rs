@@ -7,6 +7,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+use std::fmt;
 
 /// A number to be measured.
 #[derive(Debug, PartialEq, Eq)]
@@ -33,6 +34,17 @@ impl Knob {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(transparent)]
 pub struct Tuning(BTreeMap<String, u64>);
+
+/// As the values of `--tune`: `name=value`, separated by commas.
+impl fmt::Display for Tuning {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.is_empty() {
+            return f.write_str("the defaults");
+        }
+        let values: Vec<String> = self.iter().map(|(name, value)| format!("{name}={value}")).collect();
+        f.write_str(&values.join(","))
+    }
+}
 
 impl Tuning {
     /// True if no default is replaced.
@@ -94,6 +106,15 @@ mod tests {
 
     const WIDTH: Knob =
         Knob { name: "box.width", default: 2, candidates: &[1, 2, 8], about: "width of a box" };
+
+    #[test]
+    fn values_are_shown_as_they_are_given() {
+        let mut tuning = Tuning::default();
+        assert_eq!(tuning.to_string(), "the defaults");
+        tuning.set("b.c", 2);
+        tuning.set("a", 1);
+        assert_eq!(tuning.to_string(), "a=1,b.c=2");
+    }
 
     #[test]
     fn a_value_replaces_a_default() {

@@ -110,7 +110,7 @@ impl<T: Target> Host<T> for Follower {
                 Message::Failed(status, message) => return Err(Error::AtRank { rank, status, message }),
                 other => {
                     return Err(Error::Aborted(format!(
-                        "rank {rank} sent {other:?}; this is a bug, please report it"
+                        "rank {rank} sent {other}; this is a bug, please report it"
                     )));
                 }
             }

@@ -216,7 +216,7 @@ impl Leader {
                 Message::Failed(status, message) => return Err(Error::AtRank { rank, status, message }),
                 other => {
                     return Err(Error::Aborted(format!(
-                        "rank {rank} sent {other:?} to rank 0; this is a bug, please report it"
+                        "rank {rank} sent {other} to rank 0; this is a bug, please report it"
                     )));
                 }
             }

@@ -5,6 +5,7 @@ use crate::messages::start_to_send;
 use crate::world::World;
 use kernels_cu::abi;
 use mpi::ffi;
+use std::fmt;
 use std::mem::MaybeUninit;
 
 /// The messages of `messages.rs` have another tag.
@@ -45,6 +46,20 @@ pub(super) enum Message {
     Left,
     /// This rank has failed, with this exit status.
     Failed(i32, String),
+}
+
+/// What it is, without its contents, which may be a user's prompt.
+impl fmt::Display for Message {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Message::Entry(_) => "an entry of the admission log",
+            Message::Launch => "a request to launch again",
+            Message::End => "the end of serving",
+            Message::Confirmed(_) => "a count of entries",
+            Message::Left => "the end of its kernel",
+            Message::Failed(..) => "a failure",
+        })
+    }
 }
 
 const REQUEST_BYTES: usize = size_of::<abi::mpk_request>();

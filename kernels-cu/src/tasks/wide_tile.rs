@@ -13,6 +13,12 @@ pub struct Tile {
     clocks: u64,
 }
 
+impl std::fmt::Display for Tile {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "tiles of {} columns and {} x {} rows", self.high, self.tokens, self.width)
+    }
+}
+
 /// The tiles that the GPU code supports, best first. Each is a main loop in the kernel, and there are registers for only a few of
 /// them (`gpu/wide_linear.cuh`).
 const TILES: [Tile; 3] = [

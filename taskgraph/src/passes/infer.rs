@@ -261,8 +261,9 @@ fn check_tensor(tensor: &Tensor) -> Result<(), BuildError> {
         }
         let total = parts.iter().try_fold(0u64, |sum, p| sum.checked_add(p.len));
         if total != Some(tensor.dims[*dim]) {
+            let total = total.map_or_else(|| "more than 64 bits".into(), |total| total.to_string());
             return error(format!(
-                "the parts of its split add up to {total:?}, but dimension {dim} is {}",
+                "the parts of its split add up to {total}, but dimension {dim} is {}",
                 tensor.dims[*dim]
             ));
         }
@@ -276,10 +277,8 @@ fn check_tensor(tensor: &Tensor) -> Result<(), BuildError> {
                     .filter(|_| heads > 0),
             };
             if expected != Some(part.len) {
-                return error(format!(
-                    "a part of {} indices does not fit its split {:?}",
-                    part.len, part.split
-                ));
+                let split = serde_json::to_string(&part.split).unwrap_or_default();
+                return error(format!("a part of {} indices does not fit its split {split}", part.len));
             }
         }
     }

@@ -301,7 +301,6 @@ fn other_shard(to: &Sharding) -> String {
 }
 
 fn no_way(tensor: &Tensor, to: &Sharding) -> String {
-    let place = if *to == Sharding::Replicated { "on every rank" } else { "split over the ranks" };
     match (&tensor.sharding, &tensor.role) {
         (Sharding::Partial, _) => format!(
             "must be summed over the ranks, which needs f32, bf16 or f16 [rows, columns]; it is {} {:?}",
@@ -309,7 +308,8 @@ fn no_way(tensor: &Tensor, to: &Sharding) -> String {
         ),
         (_, Role::Weight { .. }) => other_shard(to),
         _ => {
-            format!("is needed {place} ({to:?}), but no collective can convert {:?} to that", tensor.sharding)
+            let (found, wanted) = both_in_words(&tensor.sharding, to);
+            format!("is needed {wanted}, but is {found}, and no collective can convert it")
         }
     }
 }
@@ -378,4 +378,41 @@ fn remove_collectives(graph: &mut OpGraph, registry: &Registry) {
         kept.push(op);
     }
     graph.ops = kept;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::DType;
+    use crate::op_graph::Rows;
+    use crate::split::{Part, Split};
+
+    #[test]
+    fn shardings_are_shown_in_words() {
+        let split =
+            |dim, unit| Sharding::Split { dim, parts: vec![Part { len: 4, split: Split::Even { unit } }] };
+        let tensor = Tensor {
+            name: "x".into(),
+            dtype: DType::U8,
+            dims: vec![4, 4],
+            rows: Rows::Fixed,
+            role: Role::Activation,
+            sharding: split(1, 1),
+            output: false,
+        };
+        for (to, words) in [
+            (
+                Sharding::Replicated,
+                "is needed whole on every rank, but is split in dimension 1, and no collective",
+            ),
+            (split(0, 1), "is needed split in dimension 0, but is split in dimension 1, and no collective"),
+            (
+                split(1, 2),
+                r#"is needed split as {"dim":1,"kind":"even","unit":2}, but is split as {"dim":1,"#,
+            ),
+        ] {
+            let message = no_way(&tensor, &to);
+            assert!(message.starts_with(words), "{message}");
+        }
+    }
 }

@@ -146,7 +146,7 @@ fn overlay_problem(tensor: &TensorEntry) -> Option<String> {
         return Some("is flagged but not in the area of flagged words, or the other way round".into());
     }
     if overlay.area.space() != tensor.space {
-        return Some(format!("is {:?} memory, but lies in the area {:?}", tensor.space, overlay.area));
+        return Some(format!("is {} memory, but lies in the area {}", tensor.space, overlay.area));
     }
     if tensor.role != Role::Activation || tensor.output {
         return Some("shares memory, but its value is needed after the tasks that use it".into());
@@ -192,7 +192,7 @@ impl RankCheck<'_> {
         if graph.type_names.len() < core_types::ALL.len()
             || graph.type_names.iter().zip(core_types::ALL).any(|(a, b)| a != b)
         {
-            self.say(format!("type_names must start with {:?}", core_types::ALL));
+            self.say(format!("type_names must start with {}", core_types::ALL.join(", ")));
             return;
         }
         if graph.workers == 0 {
@@ -287,7 +287,7 @@ impl RankCheck<'_> {
         ];
         for (index, wanted) in fixed {
             if graph.events.get(index as usize).map(|e| e.event_type) != Some(wanted) {
-                self.say(format!("event {index} must be of type {wanted:?}"));
+                self.say(format!("event {index} must be of type {wanted}"));
             }
         }
         for (index, event) in graph.events.iter().enumerate().skip(3) {
@@ -303,7 +303,7 @@ impl RankCheck<'_> {
             };
             if !fits {
                 self.say(format!(
-                    "event {index} has type {:?}, which {:?} placement does not use there",
+                    "event {index} has type {}, which {} placement does not use there",
                     event.event_type, graph.placement
                 ));
             }

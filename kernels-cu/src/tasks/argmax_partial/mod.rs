@@ -45,7 +45,8 @@ fn gpu(site: &GpuSite<'_>) -> Result<String, String> {
     match site.params {
         [kept @ 1..=GPU_MAX_KEPT, 0, ..] => Ok(format!("mpk::gpu::ArgmaxPartial<{kept}>")),
         [kept @ 1..=GPU_MAX_KEPT, ..] => Ok(format!("mpk::gpu::ArgmaxPartial<{kept}, true>")),
-        _ => Err(format!("{:?} candidates; the GPU code keeps 1 to {GPU_MAX_KEPT}", site.params.first())),
+        [kept, ..] => Err(format!("{kept} candidates; the GPU code keeps 1 to {GPU_MAX_KEPT}")),
+        [] => Err("it has no parameters".to_string()),
     }
 }
 

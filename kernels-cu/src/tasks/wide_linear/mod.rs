@@ -147,12 +147,10 @@ impl TaskType for WideLinear {
         let is_stacked = |ty: &TensorType| ty.dims.len() == 3;
         let stacked = is_stacked(&op.outputs[0]);
         if stacked && !(parts == 2 && narrow && tile.width < MOST_BROAD_ROWS) {
-            return Err(OpError(format!("a product with tile {tile:?} cannot have two summands")));
+            return Err(OpError(format!("a product with {tile} cannot have two summands")));
         }
         if parts > 1 && (gated || to_wide || cut(parts - 1) >= blocks) {
-            return Err(OpError(format!(
-                "a product with tile {tile:?} and {k} columns cannot have {parts} parts"
-            )));
+            return Err(OpError(format!("a product with {tile} and {k} columns cannot have {parts} parts")));
         }
         let parts: Vec<(u32, u32)> = (0..parts).map(|part| (cut(part), cut(part + 1))).collect();
         let Tile { width, tokens, .. } = tile;

@@ -43,7 +43,8 @@ fn gpu(site: &GpuSite<'_>) -> Result<String, String> {
         Some(0) => "kPlain",
         Some(1) => "kRmsNorm",
         Some(2) => "kSiluMul",
-        other => return Err(format!("its source is {other:?}")),
+        Some(other) => return Err(format!("its source is {other}, expected 0 to 2")),
+        None => return Err("it has no parameters".to_string()),
     };
     let norm = norm.first().map_or(Ok("MPK_F32"), gpu_float)?;
     let more = match out.dims[3] {

@@ -267,9 +267,10 @@ fn check_bytes(
     {
         return Ok(());
     }
+    let parts: Vec<&str> = selection.0.iter().map(|part| part.name()).collect();
     Err(AppError::failed(format!(
-        "no figures: without {:?}, the kernel streamed {streamed} bytes in {steps} steps, but the graph has {step} bytes per step",
-        selection.0
+        "no figures: without {}, the kernel streamed {streamed} bytes in {steps} steps, but the graph has {step} bytes per step",
+        parts.join(" and ")
     )))
 }
 

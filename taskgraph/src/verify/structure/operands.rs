@@ -60,7 +60,7 @@ fn trusted(tensor: &TensorEntry, operand: &Operand, active: u32) -> Option<Strin
                 };
             (is_symbolic(tensor) || !fits).then(|| {
                 format!(
-                    "of '{name}' names {trust:?}, the graph has {active} active slots: its view must have all rows and \
+                    "of '{name}' names {trust}, the graph has {active} active slots: its view must have all rows and \
                      its region, {region}, those rows' share, which must not be empty"
                 )
             })

@@ -87,8 +87,9 @@ impl RankCheck<'_> {
                 self.say_task(index as u32, "is launched by no event");
             } else if task.dependencies.as_slice() != [launched[index]] {
                 let message = format!(
-                    "is launched by event {}, but depends on {:?}: under dynamic placement it must depend on exactly that one",
-                    launched[index], task.dependencies
+                    "is launched by event {}, but depends on events {:?}: under dynamic placement it must depend on exactly that one",
+                    launched[index],
+                    task.dependencies.as_slice()
                 );
                 self.say_task(index as u32, &message);
             } else if task.worker.is_some() {

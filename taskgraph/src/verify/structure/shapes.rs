@@ -150,7 +150,7 @@ impl RankCheck<'_> {
         let fits = (kind == ALL || kind == of_tensor || stands) && !never;
         (!fits).then(|| {
             format!(
-                "counts rows of kind {kind} (0: tokens, 1: samples, 2: all) of '{}', whose rows are {:?}; the graph \
+                "counts rows of kind {kind} (0: tokens, 1: samples, 2: all) of '{}', whose rows are {}; the graph \
                  has room for {} samples",
                 tensor.name, tensor.rows, graph.capacity.samples
             )

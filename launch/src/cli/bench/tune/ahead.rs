@@ -84,7 +84,7 @@ pub fn compile(
                     let mut found = found.lock().unwrap_or_else(PoisonError::into_inner);
                     match compiled {
                         Ok(()) => found.0 += 1,
-                        Err(error) => found.1.push(format!("{tuning:?}: {error}")),
+                        Err(error) => found.1.push(format!("{tuning}: {error}")),
                     }
                 }
             });
