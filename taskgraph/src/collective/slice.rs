@@ -27,7 +27,9 @@ pub(super) fn shard_attribute(op: &OpView<'_>) -> Result<Sharding, OpError> {
     let sharding = shard_from_value(value, dims, "attribute `shard`").map_err(|e| OpError(e.to_string()))?;
     match sharding {
         Sharding::Split { .. } => Ok(sharding),
-        other => Err(OpError(format!("the attribute `shard` must be a split, not {other:?}"))),
+        _ => Err(OpError(
+            "the attribute `shard` must be a split, such as {\"dim\": 1, \"kind\": \"even\"}".into(),
+        )),
     }
 }
 

@@ -292,7 +292,7 @@ fn check(lowered: Lowered, op: &CollectiveOp<'_>) -> Result<Lowered, crate::task
         match step {
             Step::Exchange(exchange) => {
                 if !exists(&exchange.source) || !exists(&exchange.target) {
-                    return wrong(format!("{:?} or {:?} does not exist", exchange.source, exchange.target));
+                    return wrong("the source or the target of an exchange does not exist".into());
                 }
                 if matches!(exchange.target, Operand::Input(_)) {
                     return wrong("ranks send into an input".into());
