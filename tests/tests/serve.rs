@@ -138,6 +138,13 @@ fn a_signal_lets_running_requests_finish() {
     for (ranks, signal) in [(1, libc::SIGINT), (2, libc::SIGTERM)] {
         let (running, answer) = streaming(ranks, &[]);
         let first = running.ranks()[0].clone();
+        // Rank 0 decides. Signals to others neither end these nor make the next one the second.
+        for _ in 0..2 {
+            for other in &running.ranks()[1..] {
+                running.signal_process(other, signal);
+                std::thread::sleep(Duration::from_millis(100));
+            }
+        }
         // As from `timeout`, which signals the process and its group. The system merges signals of one kind only.
         for signal in [signal, libc::SIGINT, libc::SIGTERM] {
             running.signal_process(&first, signal);

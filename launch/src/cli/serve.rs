@@ -11,7 +11,7 @@ use crate::model::chat_template::ChatTemplate;
 use crate::model::prompts::Limits;
 use crate::serve::state::{App, Phase};
 use crate::serve::{Outcome, Server, of_engine};
-use kernels_cu::signals::Watched;
+use kernels_cu::signals::{Next, Watched};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::io::ErrorKind;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -61,8 +61,15 @@ fn load(args: &ServeArgs, signals: Watched) -> i32 {
             let app = APP.get_or_init(|| server.app());
             signals.watch(|| begin_to_drain(app));
         }
-        // Rank 0 decides when the job ends, once it can.
-        None => signals.watch(|| LOADED.load(Ordering::Relaxed)),
+        // Once the model is loaded, rank 0 decides when the job ends. A signal here that counted as the first one would make the next
+        // one, which may come hours later with that of rank 0, end the process at once.
+        None => signals.watch_each(|| match LOADED.load(Ordering::Relaxed) {
+            true => {
+                tracing::info!("a signal has no effect on this rank; rank 0 ends serving when it gets one");
+                Next::Handled
+            }
+            false => Next::ByDefault,
+        }),
     }
     let template = Arc::new(Mutex::new(None));
     let of_engine = Arc::clone(&template);

@@ -53,6 +53,15 @@ pub struct Memory {
     values: Option<OwnedSemaphorePermit>,
 }
 
+/// Gives freed memory back to the system. The allocator would keep most of what many small allocations took.
+pub fn give_back_free() {
+    // SAFETY: it changes only free memory, and takes the allocator's own locks.
+    #[cfg(target_env = "gnu")]
+    unsafe {
+        libc::malloc_trim(0)
+    };
+}
+
 fn kib(bytes: usize) -> usize {
     bytes.div_ceil(1024)
 }

@@ -5,6 +5,7 @@ use super::backend::ModelInfo;
 use super::error::ApiError;
 use super::fields;
 use super::generation::Generation;
+use super::memory::give_back_free;
 use super::state::{App, Loaded};
 use crate::model::error::InputError;
 use crate::model::prompts::Prompt;
@@ -12,12 +13,18 @@ use serde_json::Value;
 use std::sync::Arc;
 use std::time::Instant;
 use taskgraph::words::counted;
+use tokio::sync::Semaphore;
 
 /// Maximum size of a body that is parsed and encoded on the current thread. Starting another thread would take longer.
 const SHORT: usize = 4096;
 
+/// Bodies above this size are parsed and encoded one after the other. An encoding can take some hundred times the bytes of its text, and
+/// other bodies must not wait for several of these.
+const LONG: usize = 256 << 10;
+
 /// Runs CPU-bound work, such as parsing a long body and encoding its text, outside the threads that serve connections.
-/// The number of such jobs at the same time is limited. `bytes` is the size of the request's body.
+/// The number of such jobs at the same time is limited, and only one of them has a body of more than [`LONG`] bytes. `bytes` is the size
+/// of the request's body.
 ///
 /// # Errors
 /// The errors of `work`.
@@ -30,12 +37,22 @@ pub async fn beside<T: Send + 'static>(
         return work(&app.serving()?.loaded);
     }
     let failed = |what: String| ApiError::failed(what, "internal_error");
-    let permit = Arc::clone(&app.encoders).acquire_owned().await.map_err(|e| failed(e.to_string()))?;
+    let permit = |jobs: &Arc<Semaphore>| Arc::clone(jobs).acquire_owned();
+    // First, so that long bodies that wait keep no other body waiting.
+    let long = match bytes > LONG {
+        true => Some(permit(&app.long_bodies).await.map_err(|e| failed(e.to_string()))?),
+        false => None,
+    };
+    let permit = permit(&app.encoders).await.map_err(|e| failed(e.to_string()))?;
     let app = App::clone(app);
     let done = tokio::task::spawn_blocking(move || {
-        let _permit = permit;
+        let (_permit, long) = (permit, long);
         let ready = app.serving()?;
-        work(&ready.loaded)
+        let done = work(&ready.loaded);
+        if long.is_some() {
+            give_back_free();
+        }
+        done
     });
     done.await.map_err(|error| failed(format!("the request cannot be read: {error}")))?
 }
@@ -154,9 +171,12 @@ pub fn of_input(param: &str, error: &InputError) -> ApiError {
 #[cfg(test)]
 mod tests {
     use super::super::backend::{Backend, Capabilities, Events, Refusal, Sampling, Stats, Submission};
+    use super::super::limits::Limits;
+    use super::super::state::Shared;
     use super::*;
     use crate::model::tokenizer::Tokenizer;
     use std::path::Path;
+    use std::task::{Context, Waker};
 
     struct Nothing;
     impl Backend for Nothing {
@@ -186,6 +206,28 @@ mod tests {
             tokenizer: Some(Tokenizer::parse(Path::new("tokenizer.json"), file.as_bytes()).unwrap()),
             template: None,
         }
+    }
+
+    /// They wait before they take an encoder.
+    #[test]
+    fn long_bodies_keep_only_each_other_waiting() {
+        let app = Shared::new(Limits::default(), None);
+        app.set_ready(loaded());
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        runtime.block_on(async {
+            let running = Arc::clone(&app.long_bodies).acquire_owned().await.unwrap();
+            let job = |_| Box::pin(beside(&app, LONG + 1, |_| Ok(())));
+            let mut waiting: Vec<_> = (0..2 * app.limits.encoders).map(job).collect();
+            let context = &mut Context::from_waker(Waker::noop());
+            assert!(waiting.iter_mut().all(|job| job.as_mut().poll(context).is_pending()));
+            assert_eq!(app.encoders.available_permits(), app.limits.encoders);
+            assert!(beside(&app, LONG, |_| Ok(())).await.is_ok());
+            drop(running);
+            for job in waiting {
+                assert!(job.await.is_ok());
+            }
+            assert_eq!(app.long_bodies.available_permits(), 1);
+        });
     }
 
     #[test]

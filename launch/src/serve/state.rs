@@ -74,6 +74,8 @@ pub struct Shared {
     pub values: Arc<Semaphore>,
     /// Permits for the jobs that parse long bodies and encode their text.
     pub encoders: Arc<Semaphore>,
+    /// One permit: for the job with a long body.
+    pub long_bodies: Arc<Semaphore>,
     /// The pace of refusals.
     pub pace: Pace,
     /// Makes ids differ from those of other servers.
@@ -95,6 +97,7 @@ impl Shared {
             bodies: Arc::new(Semaphore::new(limits.all_bodies_bytes.div_ceil(1024))),
             values: Arc::new(Semaphore::new(limits.all_bodies_bytes.div_ceil(1024))),
             encoders: Arc::new(Semaphore::new(limits.encoders)),
+            long_bodies: Arc::new(Semaphore::new(1)),
             pace: Pace::default(),
             seed: RandomState::new().build_hasher().finish(),
             next: AtomicU64::new(0),

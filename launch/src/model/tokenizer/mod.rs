@@ -142,9 +142,9 @@ impl Tokenizer {
     fn encode_with(&self, text: &str, add_special: bool) -> Result<Vec<u32>, InputError> {
         let encoded = if self.may_explode || text.len() > SHORT_TEXT {
             let (tokenizer, own_text) = (Arc::clone(&self.tokenizer), text.to_string());
-            bounded(LONGEST_CALL, move || tokenizer.encode(own_text, add_special))
+            bounded(LONGEST_CALL, move || tokenizer.encode_fast(own_text, add_special))
         } else {
-            caught(|| self.tokenizer.encode(text, add_special))
+            caught(|| self.tokenizer.encode_fast(text, add_special))
         };
         let encoded = encoded.and_then(|encoded| encoded.map_err(|e| e.to_string()));
         encoded.map(|encoding| encoding.get_ids().to_vec()).map_err(|problem| {
