@@ -134,8 +134,7 @@ pub fn json_object(info: &Info, stats: &Stats, answers: &[(Vec<u32>, Completion)
     })
 }
 
-/// A number in JSON. Those that JSON lacks are strings, which Python's `float` and JavaScript's `Number` read: null would not say
-/// which of them it was.
+/// A number in JSON. JSON has no NaN or infinities, so these are strings, which Python's `float` and JavaScript's `Number` read.
 fn number(value: f64) -> Value {
     match value {
         _ if value.is_nan() => json!("NaN"),
