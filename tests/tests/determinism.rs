@@ -128,13 +128,18 @@ fn sums(ops: &[String]) -> Vec<usize> {
     (0..ops.len()).filter(|&op| ops[op].contains("allreduce")).collect()
 }
 
+/// Two layers whose products may be wide on four ranks.
+fn two_layers() -> serde_json::Value {
+    json!({"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "vocab_size": 128, "hidden_size": 128,
+        "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 32,
+        "max_position_embeddings": 2048, "torch_dtype": "bfloat16", "eos_token_id": 127})
+}
+
 /// Sums whose rows stay with their owners (prompts of many rows, two-shot): the same bits as with whole sums on every rank. The last chunk
 /// has rows of only some blocks. Ranks are stalled before others need their rows.
 #[test]
 fn rows_that_stay_with_their_owners_have_the_same_bits() {
-    let config = json!({"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "vocab_size": 128, "hidden_size": 128,
-        "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 32,
-        "max_position_embeddings": 2048, "torch_dtype": "bfloat16", "eos_token_id": 127});
+    let config = two_layers();
     let prompt = |length: u32, step: u32| {
         (0..length).map(|i| (i * step % 90 + 1).to_string()).collect::<Vec<_>>().join(",")
     };
@@ -150,7 +155,8 @@ fn rows_that_stay_with_their_owners_have_the_same_bits() {
             let prompts = prompts.iter().flat_map(|prompt| ["--prompt-tokens", prompt]);
             job(&model, ranks, placement, lowering).args(prompts).env("MPK_DEBUG_WIDE", "1")
         };
-        let whole = wide("static", "copy-reduce").run_json().result();
+        let whole =
+            wide("static", "copy-reduce").args(["--tune", "allreduce.joined_sums=0"]).run_json().result();
         for (placement, stall) in
             [("static", None), ("dynamic", None), ("static", Some("1:4:30")), ("dynamic", Some("0:6:30"))]
         {
@@ -186,5 +192,49 @@ fn rows_that_stay_with_their_owners_have_the_same_bits() {
         let elements: u64 = stored.map(|tile| tile.dims.iter().product::<u64>()).sum();
         assert_eq!(elements, 4 * chunk * 128 * (u64::from(ranks) - 1) / u64::from(ranks));
         assert!(!blocks.is_empty() && blocks.iter().all(|block| block % u64::from(ranks) == 1), "{blocks:?}");
+    }
+}
+
+/// Sums of copied summands whose tasks norm the rows, too: the same bits as with two tasks. Not all rows are in use.
+#[test]
+fn copied_sums_that_are_normed_by_the_same_task_have_the_same_bits() {
+    let prompts: Vec<String> = (0..20).map(|i| format!("{},{},{}", i + 1, i * 3 + 1, i * 4 + 1)).collect();
+    for ranks in [2, 4] {
+        let model = ModelFile::random(two_layers(), 5)
+            .set("max_batch", 32)
+            .set("max_seq_len", 64)
+            .set("generate.max_new_tokens", 4)
+            .set("runtime.workers", 5);
+        let wide = |placement| {
+            let prompts = prompts.iter().flat_map(|prompt| ["--prompt-tokens", prompt]);
+            job(&model, ranks, placement, "copy-reduce").args(prompts).env("MPK_DEBUG_WIDE", "1")
+        };
+        let apart = wide("static").args(["--tune", "allreduce.joined_sums=0"]).run_json().result();
+        for (placement, stall) in
+            [("static", None), ("dynamic", None), ("static", Some("1:4:30")), ("dynamic", Some("0:6:30"))]
+        {
+            let run = wide(placement).args(stall.iter().flat_map(|stall| ["--debug-stall", stall]));
+            let found = run.run_json().result();
+            assert!(found == apart, "{ranks} ranks, {placement}, stalled by {stall:?}: other bits");
+        }
+        // `auto` copies summands that are neither few enough to be pushed nor too many: of these, a rank has 16 KiB.
+        let sent = 16384 * (ranks - 1);
+        let normed = |limits: [u32; 2]| {
+            let [pushed, copied] = [("one_shot", limits[0]), ("copied", limits[1])]
+                .map(|(name, bytes)| format!("allreduce.{name}_bytes={bytes}"));
+            let graphs = emit(&model, ranks, &["--device", "h100", "--tune", &pushed, "--tune", &copied]);
+            let graph = &graphs.main()[1];
+            let tasks = graph.all_tasks.iter().filter(|t| t.task_type == "reduce" && t.outputs.len() == 2);
+            let tasks: Vec<&Task> = tasks.collect();
+            // A rank waits once for its own product, and once for what arrives from all peers.
+            assert!(tasks.iter().all(|task| task.dependent_events.len() == 2), "{limits:?}");
+            let rows: u64 = tasks.iter().map(|task| task.outputs[0].dims[0]).sum();
+            assert_eq!(rows, 32 * tasks.iter().map(|task| task.op_id).collect::<BTreeSet<_>>().len() as u64);
+            rows / 32
+        };
+        // The last sum is not normed by the same task: its rows are those that are sampled.
+        assert_eq!(normed([0, sent]), 4);
+        assert_eq!(normed([0, sent - 1]), 0, "each rank sums its own tiles");
+        assert_eq!(normed([16384, sent]), 3, "the embedding pushes its rows; products of 32 rows cannot");
     }
 }

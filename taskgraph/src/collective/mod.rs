@@ -19,7 +19,7 @@ mod sum;
 pub use all_to_all::AllToAll;
 pub use allgather::AllGather;
 pub use allreduce::AllReduce;
-pub(crate) use allreduce::JOINED_ROWS;
+pub(crate) use allreduce::{JOINED_ROWS, JOINED_SUMS};
 pub use contract::{
     Alone, Buffer, Collective, CollectiveOp, Consumer, Exchange, Lowered, Operand, Placed, Send, Step,
     SumRows, TaskStep,

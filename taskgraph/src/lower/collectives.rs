@@ -141,7 +141,7 @@ pub(super) fn cut_exchange(
     world: u32,
     parts: &mut Vec<Part>,
 ) -> CutStep {
-    let table = Arc::new(table(exchange, world));
+    let table = Arc::new(table(&exchange.sends, world));
     let copies: Vec<Part> = (0..world).map(|rank| copy_part(exchange, rank)).collect();
     let arrivals = (0..world).map(|rank| arrive_part(exchange, &table, rank, slots)).collect();
     CutStep::Exchange { table, copy: add(copies, parts), arrive: add(arrivals, parts) }
@@ -206,6 +206,11 @@ pub(super) fn arrive_part(exchange: &Exchange, table: &Table, rank: u32, slots: 
             writes.push(Access::new(0, region));
         }
     }
+    arrival(tasks)
+}
+
+/// The part of an arrival with these "tasks".
+pub(super) fn arrival(tasks: Vec<TaskSpec>) -> Part {
     Part {
         type_name: String::new(),
         params: Vec::new(),
@@ -216,9 +221,9 @@ pub(super) fn arrive_part(exchange: &Exchange, table: &Table, rank: u32, slots: 
     }
 }
 
-pub(super) fn table(exchange: &Exchange, world: u32) -> Table {
+/// The table of these sends, by rank.
+pub(super) fn table(sends: &[Vec<Send>], world: u32) -> Table {
     let n = world as usize;
-    let sends = &exchange.sends;
     let mut triggers: Vec<Vec<u32>> = vec![Vec::new(); n];
     // The senders for each receiver and event, in order.
     let mut senders: Vec<Vec<Vec<usize>>> = vec![Vec::new(); n];
@@ -247,7 +252,7 @@ pub(super) fn table(exchange: &Exchange, world: u32) -> Table {
         peers.all(|p| Some(&p) == first.as_ref())
     });
     let one_event = triggers.iter().all(|t| t.len() == 1);
-    Table { sends: sends.clone(), triggers, from_all, to_all, one_event }
+    Table { sends: sends.to_vec(), triggers, from_all, to_all, one_event }
 }
 
 /// Checks that ranks, operands and events of the steps exist. The verifier checks whether the steps are right.

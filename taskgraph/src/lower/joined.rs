@@ -1,9 +1,10 @@
 //! Sums that are joined with what is computed from their rows.
 //!
-//! If a rank keeps the rows that it sums ([`super::owned`]), or sums the parts of a product of its own, and the next operator begins with
-//! something row by row, one task can do both for the same rows. It reads the summands, and writes the sum and what is computed from it.
-//! That saves a wait and reading the sum again.
+//! If a rank keeps the rows that it sums ([`super::owned`]), sums all rows like every other rank, or sums the parts of a product of its
+//! own, and the next operator begins with something row by row, one task can do both for the same rows. It reads the summands, and writes
+//! the sum and what is computed from it. That saves a wait and reading the sum again.
 
+use super::one_event::OneEvent;
 use super::types::{LocalClass, Part, Slot, SlotKind, Step};
 use crate::region::{MAX_DIMS, Region};
 use crate::task_graph::{core_types, sum_flags};
@@ -19,6 +20,10 @@ pub(super) struct Joins {
     by_parts: FxHashMap<(u32, u32), Option<u32>>,
     /// Index of the last slot that is a step whose tasks may have whole rows.
     sums_rows: Option<usize>,
+    /// Sums that every rank has are joined, too.
+    pub everywhere: bool,
+    /// The exchanges of such sums.
+    pub one_event: OneEvent,
 }
 
 impl Joins {
@@ -49,8 +54,9 @@ impl Joins {
         let own = class[0].own;
         let input = step.inputs.iter().position(read).filter(|_| step.joins_sum)?;
         let stays = match slot.kind {
-            SlotKind::Collective => own
-                .is_some_and(|own| own.step == 0 && step.inputs[input] == ExpansionOperand::Input(own.input)),
+            SlotKind::Collective => own.map_or(self.everywhere, |own| {
+                own.step == 0 && step.inputs[input] == ExpansionOperand::Input(own.input)
+            }),
             SlotKind::Compute { push: None } => own.is_none() && self.sums_rows == Some(slots.len() - 1),
             _ => false,
         };
@@ -67,8 +73,13 @@ impl Joins {
             return known;
         }
         let joined = parts.get(sum as usize).zip(parts.get(rows as usize));
+        let flagged = |sum: &Part| sum.params.get(FLAGS).is_some_and(|flags| flags & sum_flags::FLAGGED != 0);
         let joined = joined.and_then(|(sum, rows)| match sum.type_name == core_types::REDUCE {
-            true => join(sum, rows, input),
+            // A task polls its words with flags. One worker would poll a whole row for long: 8 us for 4,096 columns on H200.
+            true if flagged(sum) => None,
+            true => {
+                join(sum, rows, input).or_else(|| join(&received_in_rows(sum, rows, input)?, rows, input))
+            }
             false => join(&in_rows(sum, rows, input)?, rows, input),
         });
         let number = joined.map(|part| {
@@ -87,41 +98,90 @@ fn read(task: &TaskSpec, input: u8) -> Option<Region> {
     (of_input.next().is_none() && *access == Access::new(input, access.region)).then_some(access.region)
 }
 
-/// The sum in the rows of the tasks of `rows`. `None` if these do not have every row once.
-fn in_rows(sum: &Part, rows: &Part, input: u8) -> Option<Part> {
-    let written: Vec<Region> = sum
-        .tasks
-        .iter()
-        .map(|task| {
-            let [written] = task.writes[..] else { return None };
-            let alike =
-                |(operand, access): (usize, &Access)| *access == Access::new(operand as u8, written.region);
-            let whole = task.args == [0; 8] && written == Access::new(0, written.region);
-            (whole && task.reads.iter().enumerate().all(alike)).then_some(written.region)
-        })
-        .collect::<Option<_>>()?;
-    let all = written.iter().copied().reduce(|a, b| a.hull(&b))?;
+/// The regions that the tasks of a sum write, if each has one.
+fn written(sum: &Part) -> Option<Vec<Region>> {
+    let region = |task: &TaskSpec| match task.writes[..] {
+        [written] if written == Access::new(0, written.region) => Some(written.region),
+        _ => None,
+    };
+    sum.tasks.iter().map(region).collect()
+}
+
+/// The rows of each task of `rows`, in order. `None` if these tasks do not have every row of `tiles` once.
+fn rows_in_turn(tiles: &[Region], rows: &Part, input: u8) -> Option<Vec<Region>> {
+    let all = tiles.iter().copied().reduce(|a, b| a.hull(&b))?;
     let regions: Vec<Region> = rows.tasks.iter().map(|task| read(task, input)).collect::<Option<_>>()?;
     let complete = |regions: &[Region]| regions.iter().map(Region::volume).sum::<u64>() == all.volume();
     let in_turn = |pair: &[Region]| pair[0].hi[0] == pair[1].lo[0];
     let of_rows = |region: &Region| *region == all.with(0, region.lo[0], region.hi[0]);
-    let fits = all.lo == [0; MAX_DIMS] && complete(&written) && complete(&regions);
-    if !fits || !regions.iter().all(of_rows) || !regions.windows(2).all(in_turn) {
-        return None;
-    }
-    let (summands, cost) =
-        (sum.tasks[0].reads.len() as u8, sum.tasks.iter().map(|task| task.cost).sum::<u64>());
+    let fits = all.lo == [0; MAX_DIMS] && complete(tiles) && complete(&regions);
+    (fits && regions.iter().all(of_rows) && regions.windows(2).all(in_turn)).then_some(regions)
+}
+
+/// `sum` with these tasks: for each region, its reads and its first argument, the first row.
+fn with_rows(sum: &Part, regions: &[Region], reads: impl Fn(Region) -> Vec<Access>) -> Option<Part> {
+    let volume: u64 = regions.iter().map(Region::volume).sum();
+    let cost: u64 = sum.tasks.iter().map(|task| task.cost).sum();
     let tasks = regions.iter().map(|&region| {
         let mut args = [0; 8];
         args[0] = i32::try_from(region.lo[0]).ok()?;
         Some(TaskSpec {
-            reads: (0..summands).map(|operand| Access::new(operand, region)).collect(),
+            reads: reads(region).into_iter().collect(),
             writes: [Access::new(0, region)].into_iter().collect(),
             args,
-            cost: cost * region.volume() / all.volume(),
+            cost: cost * region.volume() / volume.max(1),
         })
     });
     Some(Part { tasks: tasks.collect::<Option<_>>()?, ..sum.clone() })
+}
+
+/// The sum in the rows of the tasks of `rows`. `None` if these do not have every row once.
+fn in_rows(sum: &Part, rows: &Part, input: u8) -> Option<Part> {
+    let tiles = written(sum)?;
+    let alike = |(task, tile): (&TaskSpec, &Region)| {
+        let same = |(operand, access): (usize, &Access)| *access == Access::new(operand as u8, *tile);
+        task.args == [0; 8] && task.reads.iter().enumerate().all(same)
+    };
+    if !sum.tasks.iter().zip(&tiles).all(alike) {
+        return None;
+    }
+    let regions = rows_in_turn(&tiles, rows, input)?;
+    let summands = sum.tasks[0].reads.len() as u8;
+    with_rows(sum, &regions, |region| (0..summands).map(|operand| Access::new(operand, region)).collect())
+}
+
+/// The same for a `reduce`, if it sums all rows and the buffer of the received summands `[rank, rows, columns]` is like the sum. Its other
+/// operands are like the sum.
+fn received_in_rows(sum: &Part, rows: &Part, input: u8) -> Option<Part> {
+    let tiles = written(sum)?;
+    let (first, tile) = (sum.tasks.first()?, tiles.first()?);
+    let of_ranks = |region: &Region, tile: &Region| {
+        let mut of_ranks = *region;
+        (of_ranks.lo[1], of_ranks.hi[1]) = (tile.lo[0], tile.hi[0]);
+        (of_ranks.lo[2], of_ranks.hi[2]) = (tile.lo[1], tile.hi[1]);
+        of_ranks
+    };
+    // The operand that has another region than the sum.
+    let received = first.reads.iter().position(|access| access.region != *tile)?;
+    let slots = first.reads[received].region;
+    let alike = |(task, tile): (&TaskSpec, &Region)| {
+        let expected = |operand: usize| match operand == received {
+            true => of_ranks(&slots, tile),
+            false => *tile,
+        };
+        let same =
+            |(operand, access): (usize, &Access)| *access == Access::new(operand as u8, expected(operand));
+        task.reads.len() == first.reads.len() && task.reads.iter().enumerate().all(same)
+    };
+    if !sum.tasks.iter().zip(&tiles).all(alike) {
+        return None;
+    }
+    let regions = rows_in_turn(&tiles, rows, input)?;
+    let summands = first.reads.len();
+    with_rows(sum, &regions, |region| {
+        let of = |operand: usize| if operand == received { of_ranks(&slots, &region) } else { region };
+        (0..summands).map(|operand| Access::new(operand as u8, of(operand))).collect()
+    })
 }
 
 /// One part for both. `input` is the operand of `rows` that `sum` writes. A task of one and a task of the other have the same rows.
@@ -250,5 +310,51 @@ mod tests {
         let mut shifted = tile(4, 6);
         shifted.reads[1].region = whole.with(1, 0, 2);
         assert!(refused(&[tile(0, 4), shifted], &rows));
+    }
+
+    /// The same for a sum that every rank has. The received summands have a dimension for the ranks.
+    #[test]
+    fn a_sum_of_received_tiles_takes_the_rows_of_the_step() {
+        let (whole, slots) = (Region::whole(&[8, 6]), Region::whole(&[2, 8, 6]));
+        let tile = |first: u32, end: u32| {
+            let own = whole.with(1, first, end);
+            let reads = [Access::new(0, own), Access::new(1, slots.with(2, first, end)), Access::new(2, own)];
+            task(&reads, &[Access::new(0, own)], [0; 8])
+        };
+        let of_rows = |first: u32, end: u32| {
+            let rows = whole.with(0, first, end);
+            task(&[Access::new(0, rows)], &[Access::new(0, rows)], [0; 8])
+        };
+        let step = part("step", vec![7], vec![of_rows(0, 3), of_rows(3, 8)]);
+        let sum = |tasks: &[TaskSpec]| part(core_types::REDUCE, vec![2, 0, 0, 2], tasks.to_vec());
+        let taken = received_in_rows(&sum(&[tile(0, 4), tile(4, 6)]), &step, 0).expect("every row once");
+        for (task, (first, end)) in taken.tasks.iter().zip([(0, 3), (3, 8)]) {
+            let rows = whole.with(0, first, end);
+            let received = slots.with(1, first, end);
+            assert_eq!(
+                task.reads[..],
+                [Access::new(0, rows), Access::new(1, received), Access::new(2, rows)]
+            );
+            assert_eq!(task.writes[..], [Access::new(0, rows)]);
+            assert_eq!(task.args, [first as i32, 0, 0, 0, 0, 0, 0, 0]);
+        }
+        // The summands of other columns, or of other rows than the sum; a tile is missing.
+        let changed = |change: &dyn Fn(&mut TaskSpec)| {
+            let mut changed = tile(4, 6);
+            change(&mut changed);
+            received_in_rows(&sum(&[tile(0, 4), changed]), &step, 0)
+        };
+        assert!(changed(&|_| ()).is_some());
+        assert!(changed(&|task| task.reads[1].region = slots.with(2, 3, 5)).is_none());
+        assert!(changed(&|task| task.reads[1].region = slots.with(1, 0, 7).with(2, 4, 6)).is_none());
+        assert!(changed(&|task| task.reads[2].region = whole.with(1, 0, 2)).is_none());
+        assert!(received_in_rows(&sum(&[tile(0, 4)]), &step, 0).is_none());
+        // Only the task that polls words with flags knows when they have come.
+        let mut flagged = sum(&[tile(0, 4), tile(4, 6)]);
+        let mut parts = vec![flagged.clone(), step];
+        assert!(Joins::default().join_parts(0, 1, 0, &mut parts).is_some());
+        flagged.params[FLAGS] |= sum_flags::FLAGGED;
+        parts[0] = flagged;
+        assert!(Joins::default().join_parts(0, 1, 0, &mut parts).is_none());
     }
 }

@@ -16,6 +16,7 @@ mod joined;
 mod layouts;
 mod local;
 mod memory;
+mod one_event;
 mod operands;
 mod order;
 mod overlap;

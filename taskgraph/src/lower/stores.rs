@@ -149,7 +149,7 @@ impl Stores {
             completes: None,
             beside_producer: true,
         };
-        let table = Arc::new(table(&exchange, world));
+        let table = Arc::new(table(&exchange.sends, world));
         let arrivals = (0..world).map(|rank| arrive_part(&exchange, &table, rank, Some(world))).collect();
         let stored = Rc::new(Stored {
             to_peers: add(to_peers, parts),

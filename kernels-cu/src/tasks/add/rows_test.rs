@@ -13,7 +13,9 @@ use taskgraph::{Capacity, DType, Region};
 
 #[test]
 fn rows_are_added_and_normed() {
-    for (count, columns, act) in [(2usize, 256u32, DType::Bf16), (3, 70, DType::F16), (4, 37, DType::Bf16)] {
+    for (count, columns, act, narrow) in
+        [(2usize, 256u32, DType::Bf16, false), (3, 70, DType::F16, true), (4, 37, DType::Bf16, false)]
+    {
         let (what, k) = (format!("{count} summands, {columns} columns, {act}"), columns as usize);
         let size = ROWS as usize * k;
         let summands: Vec<Vec<f32>> = (0..count as u64).map(|i| random_values(i + 1, size)).collect();
@@ -21,7 +23,7 @@ fn rows_are_added_and_normed() {
         let matrix = |values: &Vec<f32>| TestTensor::new(DType::F32, &[ROWS, columns], values);
         let mut tensors: Vec<TestTensor> = summands.iter().map(matrix).collect();
         let mut norm = TestTensor::weight(act, &[columns], &weight);
-        let (dims, in_tile) = normed_rows(columns);
+        let (dims, in_tile) = normed_rows(columns, narrow);
         for isa in Isa::ALL {
             isa.with(|| {
                 let mut sum = TestTensor::poisoned(DType::F32, &[ROWS, columns]);
@@ -44,7 +46,7 @@ fn rows_are_added_and_normed() {
                 let batch = &mut TestBatch::rows(USED);
                 assert_eq!(run_task("add", &task, batch, &TestRank::default(), Call::Run), 0, "{what}");
                 let sum_of = |i: usize| summands[1..].iter().fold(summands[0][i], |sum, part| sum + part[i]);
-                check(&what, (&sum.values(), &wide.values()), sum_of, (&weight, act));
+                check(&what, (&sum.values(), &wide.values(), narrow), sum_of, (&weight, act));
             });
         }
     }

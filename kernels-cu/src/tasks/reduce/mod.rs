@@ -13,8 +13,8 @@
 
 use crate::abi::{
     MPK_F32, MPK_REDUCE_FLAGGED, MPK_REDUCE_RESIDUAL, MPK_REDUCE_ROWS, MPK_TASK_TYPE_REDUCE,
-    MPK_WIDE_COLUMNS, mpk_operand, mpk_reduce_params, mpk_reduce_rows_params, mpk_task_reduce,
-    mpk_task_reduce_ready,
+    MPK_WIDE_COLUMNS, MPK_WIDE_NARROW, mpk_operand, mpk_reduce_params, mpk_reduce_rows_params,
+    mpk_task_reduce, mpk_task_reduce_ready,
 };
 use crate::registry::{GpuSite, Registration};
 use crate::tasks::operand::{gpu_float, gpu_rows_contiguous};
@@ -98,12 +98,17 @@ fn gpu_rows(
         && rows.source == 1
         && u32::from(sum.dtype) == MPK_F32
         && received.dtype == own.dtype
-        && normed.dims[3] == MPK_WIDE_COLUMNS;
+        && [MPK_WIDE_COLUMNS, MPK_WIDE_NARROW].contains(&normed.dims[3]);
     if !fits {
         return Err("it must sum f32 and norm the rows".to_string());
     }
+    // Column tiles of the full width are the default.
+    let narrow = match normed.dims[3] {
+        MPK_WIDE_NARROW => format!(", {MPK_WIDE_NARROW}"),
+        _ => String::new(),
+    };
     Ok(format!(
-        "mpk::gpu::ReduceRows<{}, {}, {}, {}, {}, {}>",
+        "mpk::gpu::ReduceRows<{}, {}, {}, {}, {}, {}{narrow}>",
         params.world,
         params.flags & MPK_REDUCE_RESIDUAL != 0,
         gpu_float(own)?,

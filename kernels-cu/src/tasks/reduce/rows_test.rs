@@ -15,13 +15,17 @@ use taskgraph::{Capacity, DType, Region};
 
 #[test]
 fn rows_are_summed_and_normed() {
-    for (world, columns, summands, act, residual) in [
-        (2u32, 256u32, DType::Bf16, DType::Bf16, true),
-        (3, 70, DType::F32, DType::F16, true),
-        (4, 37, DType::F16, DType::F16, false),
-        (8, 64, DType::F32, DType::Bf16, false),
+    for (world, columns, summands, act, residual, narrow) in [
+        (2u32, 256u32, DType::Bf16, DType::Bf16, true, false),
+        (2, 192, DType::F32, DType::Bf16, true, true),
+        (3, 70, DType::F32, DType::F16, true, false),
+        (4, 37, DType::F16, DType::F16, false, false),
+        (4, 70, DType::F32, DType::Bf16, true, true),
+        (8, 64, DType::F32, DType::Bf16, false, false),
     ] {
-        let what = format!("{world} ranks, {columns} columns, {summands}, {act}, residual {residual}");
+        let what = format!(
+            "{world} ranks, {columns} columns, {summands}, {act}, residual {residual}, narrow {narrow}"
+        );
         let (rank, size) = (world - 1, (ROWS * columns) as usize);
         let of_ranks: Vec<Vec<f32>> =
             (0..world).map(|rank| rounded(summands, &random_values(u64::from(rank) + 1, size))).collect();
@@ -35,7 +39,7 @@ fn rows_are_summed_and_normed() {
         let mut receive = TestTensor::new(summands, &[world, ROWS, columns], &received);
         let mut rest_of_rows = TestTensor::new(DType::F32, &[ROWS, columns], &rest);
         let mut norm = TestTensor::weight(act, &[columns], &weight);
-        let (dims, in_tile) = normed_rows(columns);
+        let (dims, in_tile) = normed_rows(columns, narrow);
         for isa in Isa::ALL {
             isa.with(|| {
                 let mut sum = TestTensor::poisoned(DType::F32, &[ROWS, columns]);
@@ -60,16 +64,16 @@ fn rows_are_summed_and_normed() {
                     outputs: &task.outputs,
                     capacity: Capacity { rows: ROWS, samples: 1, active: 1 },
                 };
-                assert!(
-                    gpu(&site).unwrap().starts_with(&format!("mpk::gpu::ReduceRows<{world}, {residual}, "))
-                );
+                let code = gpu(&site).unwrap();
+                assert!(code.starts_with(&format!("mpk::gpu::ReduceRows<{world}, {residual}, ")), "{what}");
+                assert_eq!(code.ends_with(", 1, 32>"), narrow, "{what}: {code}");
                 let batch = &mut TestBatch::rows(USED);
                 assert_eq!(run_task("reduce", &task, batch, &TestRank::default(), Call::Run), 0, "{what}");
                 let sum_of = |i: usize| {
                     let sum = of_ranks[1..].iter().fold(of_ranks[0][i], |sum, part| sum + part[i]);
                     if residual { sum + rest[i] } else { sum }
                 };
-                check(&what, (&sum.values(), &wide.values()), sum_of, (&weight, act));
+                check(&what, (&sum.values(), &wide.values(), narrow), sum_of, (&weight, act));
             });
         }
     }

@@ -1,8 +1,8 @@
 //! For tests of tasks that sum some rows of a tensor and norm them ([`TaskType::joins_sum`](taskgraph::TaskType::joins_sum)).
 
 use crate::abi::mpk_wide_rows_params;
-use crate::layout::wide_index;
-use crate::tasks::wide::wide_dims;
+use crate::layout::{narrow_index, wide_index};
+use crate::tasks::wide::{narrow_dims, wide_dims};
 use taskgraph::task_type::Access;
 use taskgraph::{DType, Region};
 
@@ -20,9 +20,10 @@ pub(crate) fn rows_of(dims: &[u32], dim: usize) -> Access {
     Access::new(0, Region::whole(dims).with(dim, FIRST, FIRST + HEIGHT))
 }
 
-/// The dimensions of the normed rows, and those of the task.
-pub(crate) fn normed_rows(columns: u32) -> (Vec<u32>, Access) {
-    let dims: Vec<u32> = wide_dims(ROWS.into(), columns.into()).iter().map(|&d| d as u32).collect();
+/// The dimensions of the normed rows, and those of the task. `narrow`: they have the narrower column tiles.
+pub(crate) fn normed_rows(columns: u32, narrow: bool) -> (Vec<u32>, Access) {
+    let dims_of = if narrow { narrow_dims } else { wide_dims };
+    let dims: Vec<u32> = dims_of(ROWS.into(), columns.into()).iter().map(|&d| d as u32).collect();
     let region = Region::whole(&dims).with(0, FIRST / 128, FIRST / 128 + 1).with(2, 0, HEIGHT);
     (dims, Access::new(0, region))
 }
@@ -40,14 +41,15 @@ pub(crate) fn scratch_bytes(columns: u32) -> u64 {
 /// The sums are `sum_of` each element, bit for bit. Their norm is the one in double precision, rounded. No other row is written.
 pub(crate) fn check(
     what: &str,
-    (sums, normed): (&[f32], &[f32]),
+    (sums, normed, narrow): (&[f32], &[f32], bool),
     sum_of: impl Fn(usize) -> f32,
     (weight, act): (&[f32], DType),
 ) {
     let k = weight.len();
+    let index = if narrow { narrow_index } else { wide_index };
     for row in 0..ROWS as usize {
         let at = row * k..(row + 1) * k;
-        let place = |column: usize| normed[wide_index(row, column, k)];
+        let place = |column: usize| normed[index(row, column, k)];
         if !(FIRST as usize..USED as usize).contains(&row) {
             assert!(sums[at].iter().all(|v| v.is_nan()), "{what}: summed row {row}");
             assert!((0..k).all(|c| place(c).is_nan()), "{what}: normed row {row}");

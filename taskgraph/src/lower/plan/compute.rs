@@ -1,7 +1,7 @@
 //! Adds the slots of an operator that tasks of registered types compute, step by step, and what its steps send.
 
 use super::Plan;
-use crate::collective::JOINED_ROWS;
+use crate::collective::{JOINED_ROWS, JOINED_SUMS};
 use crate::lower::collectives::{CutStep, cut_exchange};
 use crate::lower::joined::Joins;
 use crate::lower::own_rows::spread;
@@ -71,6 +71,9 @@ impl Plan {
                 let mut others = step.inputs.clone();
                 others.retain(|&operand| operand != sum);
                 self.extend_sum(&resolve(&others), &outputs, &parts);
+                if class[0].own.is_none() {
+                    self.await_whole_rows(joins);
+                }
             } else {
                 let kind = SlotKind::Compute { push };
                 let part = |rank: u32| class[rank as usize].steps[i].part;
@@ -93,9 +96,11 @@ impl Plan {
         class: &[LocalClass],
         inputs: &[u32],
     ) -> Option<(ExpansionOperand, Vec<u32>)> {
-        if self.options.target.tuned(&JOINED_ROWS) == 0 {
+        let target = &self.options.target;
+        if target.tuned(&JOINED_ROWS) == 0 {
             return None;
         }
+        joins.everywhere = target.tuned(&JOINED_SUMS) != 0;
         let sums: Vec<u32> = self.part_of.iter().filter_map(|slots| slots.last().copied()).collect();
         joins.join(&self.slots, &sums, inputs, class, &mut self.parts)
     }
@@ -109,6 +114,17 @@ impl Plan {
         for (slots, &joined) in self.part_of.iter_mut().zip(parts) {
             slots.last_mut().into_iter().for_each(|part| *part = joined);
         }
+    }
+
+    /// Gives what arrives for the last slot, a sum whose tasks have whole rows, one event on each rank.
+    fn await_whole_rows(&mut self, joins: &mut Joins) {
+        let Some(at) = self.slots.len().checked_sub(2) else { return };
+        let SlotKind::Arrive { exchange } = self.slots[at].kind else { return };
+        let arrive: Vec<u32> = self.part_of.iter().map(|slots| slots[at]).collect();
+        let exchange = &mut self.exchanges[exchange as usize];
+        let (table, arrive) = joins.one_event.of(&exchange.table, &arrive, &mut self.parts);
+        exchange.table = table;
+        self.part_of.iter_mut().zip(arrive).for_each(|(slots, part)| slots[at] = part);
     }
 
     /// Adds the slots of a step that stores its output with the owners. Returns the first of them.
