@@ -25,17 +25,24 @@ pub fn layout_of(tensor: &TensorEntry, backend: Backend) -> u8 {
 
 /// The element of `MPK_LAYOUT_WIDE` for (row, column) of a matrix with `columns` columns.
 pub fn wide_index(row: usize, column: usize, columns: usize) -> usize {
-    index_in_tiles(row, column, columns, abi::MPK_WIDE_COLUMNS as usize, row % 8)
+    let tile = (abi::MPK_WIDE_ROWS as usize, abi::MPK_WIDE_COLUMNS as usize);
+    index_in_tiles(tile, row, column, columns, row % 8)
 }
 
-/// The same for the narrower column tiles.
-pub fn narrow_index(row: usize, column: usize, columns: usize) -> usize {
-    index_in_tiles(row, column, columns, abi::MPK_WIDE_NARROW as usize, row / 2 % 4)
+/// The same for the narrower column tiles, if the tiles have `tile_rows` rows.
+pub fn narrow_index(tile_rows: usize, row: usize, column: usize, columns: usize) -> usize {
+    index_in_tiles((tile_rows, abi::MPK_WIDE_NARROW as usize), row, column, columns, row / 2 % 4)
 }
 
-/// The same for column tiles of this width. In the row, piece p of 8 elements is in place p ^ `turned`.
-fn index_in_tiles(row: usize, column: usize, columns: usize, width: usize, turned: usize) -> usize {
-    let (tile_rows, wide) = (abi::MPK_WIDE_ROWS as usize, abi::MPK_WIDE_COLUMNS as usize);
+/// The same for tiles of these rows and columns. In the row, piece p of 8 elements is in place p ^ `turned`.
+fn index_in_tiles(
+    (tile_rows, width): (usize, usize),
+    row: usize,
+    column: usize,
+    columns: usize,
+    turned: usize,
+) -> usize {
+    let wide = abi::MPK_WIDE_COLUMNS as usize;
     let tile = row / tile_rows * (columns.div_ceil(wide) * wide / width) + column / width;
     let (row, c) = (row % tile_rows, column % width);
     let place = c % 4 / 2 * 8 + c % 16 / 4 * 2 + c % 2;

@@ -21,6 +21,6 @@ static inline void store_wide(const mpk_operand& out, uint32_t row, uint32_t fir
 }
 
 // Rows of a result of attention: its first dimension, or row tiles.
-static inline uint64_t rows_of_result(const mpk_operand& out) { return out.ndim == 4 ? uint64_t{out.dims[0]} * MPK_WIDE_ROWS : out.dims[0]; }
+static inline uint64_t rows_of_result(const mpk_operand& out) { return out.ndim == 4 ? uint64_t{out.dims[0]} * out.dims[2] : out.dims[0]; }
 
 } // namespace mpk

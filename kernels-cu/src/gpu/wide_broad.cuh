@@ -25,7 +25,7 @@ struct WideBroad : TaskCode {
   /* Each has 64 rows of the weight. There are no registers for more. */
   static constexpr uint32_t kChains = 3;
   using Sums = WideSums<1, kTokens>;
-  static constexpr uint32_t kTileBytes = 2 * kTokens * kNarrowBytes; /* of a column tile of all tokens */
+  static constexpr uint32_t kTileBytes = 2 * kTokens * kNarrowBytes; /* of a column tile of all tokens; the next one is adjacent */
   static_assert(kPlaceBytes == 2 * kTileBytes, "a place is 128 tokens x 64 k");
   static_assert(kStageBytes == 4 * 8 * kWideBlockBytes, "a stage is 64 rows x 128 k");
 
@@ -45,13 +45,11 @@ __device__ inline bool WideBroad<Weight>::load(Loader& loader) {
   }
   WideLoader wide(loader);
   wide::RowStages<4, 8> rows(slot, blocks, chains);
-  const mpk_operand& x = slot.operands[0];
-  const uint64_t x_tile = static_cast<uint64_t>(x.strides[1]) * 2; /* from one column tile to the next */
-  uint64_t from_x = x.addr + blocks.first / 2 * x_tile;
+  uint64_t from_x = slot.operands[0].addr + blocks.first / 2 * kTileBytes;
   const auto weights = [&] { rows.template stream<true>(wide); };
   const auto place = [&] {
-    wide.stream_place<2>(from_x, kTileBytes, 2, x_tile);
-    from_x += 2 * x_tile;
+    wide.stream_place(from_x, kPlaceBytes);
+    from_x += kPlaceBytes;
   };
   return wide.run<true, false>(stages, (blocks.count + 3) / 4, weights, [] {}, place);
 }

@@ -1,7 +1,7 @@
 /* A tile that has all rows of the iteration: up to 64 rows of the weight times N tokens, or two or three times 64 rows that share the
  * loaded tokens. Memory bandwidth for the weights limits such products. The two warpgroups share the k of a stage, and their sums are added
  * in shared memory, 16 tokens at a time. In a gated product, 8 gates and their ups alternate (MPK_LAYOUT_PAIRED). The tokens lie in
- * column tiles of 32 (MPK_WIDE_NARROW).
+ * column tiles of N rows x 32 (MPK_WIDE_NARROW).
  *
  * A task may have only a part of k. Then its sums are one of several outputs, and a later task adds these up. */
 #pragma once
@@ -96,14 +96,14 @@ __device__ inline bool WideTall<Weight, N>::load(Loader& loader) {
   }
   WideLoader wide(loader);
   wide::RowStages<4, 8> rows(slot, blocks, high);
-  const mpk_operand& x = slot.operands[0];
-  const uint64_t x_tile = static_cast<uint64_t>(x.strides[1]) * 2; /* bytes of a column tile of 32 */
-  uint64_t from_x = x.addr + blocks.first / 2 * x_tile;
+  /* Column tiles have just the N rows, so those of a step are adjacent. */
+  constexpr uint32_t kTileBytes = N * kNarrowBytes;
+  uint64_t from_x = slot.operands[0].addr + blocks.first / 2 * kTileBytes;
   uint32_t left = blocks.count;
   const auto weights = [&] { rows.template stream<true>(wide); };
   const auto place = [&] {
-    wide.stream_place<4>(from_x, N * kNarrowBytes, left > 4 ? 4 : 2, x_tile);
-    from_x += 4 * x_tile;
+    wide.stream_place(from_x, (left > 4 ? 4 : 2) * kTileBytes);
+    from_x += 4 * kTileBytes;
     left -= min(left, 8u);
   };
   return wide.run<true, false>(steps * high, steps, weights, [] {}, place);

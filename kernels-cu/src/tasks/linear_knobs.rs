@@ -82,15 +82,6 @@ pub const LEAST_TALL_ROWS: Knob = Knob {
     about: "fewest rows of an iteration for which a tile of a wide product has all rows",
 };
 
-/// The fewest rows of x in a tile that has all rows. With 16, a step of 9 to 16 rows loads half as many rows with each tile: 4.66 and
-/// 4.61 ms for 16 rows on an H200 (8B), 3.54 and 3.49 ms on two.
-pub const LEAST_TALL_WIDTH: Knob = Knob {
-    name: "wide.least_tall_width",
-    default: 16,
-    candidates: &[16, 32],
-    about: "fewest rows of x in a tile of a wide product that has all rows",
-};
-
 /// Whether a tile that has all rows may have 64 gates and their ups, between the 32 and 96 that it may always have. Without and with
 /// such tiles, a step on two H200s (8B) took 3.61 and 3.54 ms for 16 rows, 4.50 and 4.46 ms for 32 rows, 5.41 ms for 64 rows.
 pub const TALL_GATED_128: Knob = Knob {
@@ -170,7 +161,6 @@ pub const KNOBS: &[&Knob] = &[
     &BROAD_ROWS,
     &SHARED_BROAD_ROWS,
     &LEAST_TALL_ROWS,
-    &LEAST_TALL_WIDTH,
     &TALL_GATED_128,
     &LEAST_STACKED,
     &LEAST_QUARTERED,

@@ -7,12 +7,12 @@ use crate::abi;
 use crate::tasks::contract;
 use crate::tasks::linear_knobs::{
     BROAD_ROWS, LEAST_CUT_ROWS, LEAST_HALVED, LEAST_PARTIAL_ROWS, LEAST_QUARTERED, LEAST_ROUNDED, LEAST_ROWS,
-    LEAST_STACKED, LEAST_TALL_ROWS, LEAST_TALL_WIDTH, MOST_QUARTERED_ROWS, SHARED_BROAD_ROWS,
-    SHARED_TALL_ROWS, TALL_GATED_128, TALL_ROWS,
+    LEAST_STACKED, LEAST_TALL_ROWS, MOST_QUARTERED_ROWS, SHARED_BROAD_ROWS, SHARED_TALL_ROWS, TALL_GATED_128,
+    TALL_ROWS,
 };
 use crate::tasks::source::Source;
 use crate::tasks::wide_tile::{
-    Cut, FEW, MOST_BROAD_ROWS, MOST_TALL_ROWS, TallTiles, choose, cut, fastest_parts,
+    Cut, FEW, MOST_BROAD_ROWS, MOST_TALL_ROWS, TallTiles, choose, cut, fastest_parts, tall_width,
 };
 use serde_json::json;
 use taskgraph::op_graph::Attrs;
@@ -28,10 +28,12 @@ pub fn wide_dims(rows: u64, columns: u64) -> Vec<u64> {
     vec![rows.div_ceil(tile), columns.div_ceil(width), tile, width]
 }
 
-/// The same with column tiles of half the width.
+/// The same with column tiles of half the width. If a tile of the product has all rows, a column tile has just these rows, so that
+/// adjacent column tiles lie next to each other, and one copy brings several of them.
 pub fn narrow_dims(rows: u64, columns: u64) -> Vec<u64> {
     let dims = wide_dims(rows, columns);
-    vec![dims[0], 2 * dims[1], dims[2], u64::from(abi::MPK_WIDE_NARROW)]
+    let height = tall_width(rows).map_or(dims[2], u64::from);
+    vec![dims[0], 2 * dims[1], height, u64::from(abi::MPK_WIDE_NARROW)]
 }
 
 /// Whether this local type has the narrower column tiles.
@@ -47,10 +49,7 @@ fn is_tall(rows: u64, world: u32, target: &Target) -> bool {
 
 /// The tiles that have all rows, on this target.
 pub fn tall_tiles(target: &Target) -> TallTiles {
-    TallTiles {
-        least_width: target.tuned(&LEAST_TALL_WIDTH) as u32,
-        gated_128: target.tuned(&TALL_GATED_128) != 0,
-    }
+    TallTiles { gated_128: target.tuned(&TALL_GATED_128) != 0 }
 }
 
 /// Whether a tile has all rows, and more than a tall one can have.

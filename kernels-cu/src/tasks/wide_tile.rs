@@ -72,19 +72,22 @@ const TALL_WIDTHS: [u32; 3] = [16, 32, 64];
 /// The most rows of x in such a tile.
 pub const MOST_TALL_ROWS: u32 = TALL_WIDTHS[TALL_WIDTHS.len() - 1];
 
+/// The rows of x in a tile that has all of `rows` rows. `None` if there are too many.
+pub fn tall_width(rows: u64) -> Option<u32> {
+    TALL_WIDTHS.into_iter().find(|&width| rows <= u64::from(width))
+}
+
 /// Which tiles with all rows there are.
 #[derive(Clone, Copy, Debug)]
 pub struct TallTiles {
-    /// The fewest rows of x in a tile.
-    pub least_width: u32,
     /// In gated products, tiles may have 128 rows of the weight.
     pub gated_128: bool,
 }
 
 impl TallTiles {
     fn tile(self, high: u32, rows: u32) -> Tile {
-        let width = TALL_WIDTHS.into_iter().find(|&width| rows <= width && width >= self.least_width);
-        Tile { high, tokens: 1, width: width.unwrap_or(MOST_TALL_ROWS), clocks: 0 }
+        let width = tall_width(rows.into()).unwrap_or(MOST_TALL_ROWS);
+        Tile { high, tokens: 1, width, clocks: 0 }
     }
 
     /// The tile if two tasks share its k.
@@ -217,12 +220,12 @@ mod tests {
         assert_eq!(shape(choose(2048, 12288, true, 132)), (128, 2, 128));
         assert_eq!(shape(choose(33, 4096, false, 132)), (64, 1, 64));
         assert_eq!(shape(choose(16, 12288, true, 132)), (64, 1, 32));
-        let tall = TallTiles { least_width: 32, gated_128: false };
+        let tall = TallTiles { gated_128: false };
         assert_eq!(shape(tall.choose(33, 4096, false, 132)), (32, 1, 64));
         assert_eq!(shape(tall.choose(32, 6144, false, 132)), (48, 1, 32));
-        assert_eq!(shape(tall.choose(16, 12288, true, 132)), (192, 1, 32));
-        assert_eq!(shape(tall.choose(16, 12288, true, 400)), (64, 1, 32));
-        let tall = TallTiles { least_width: 16, gated_128: true };
+        assert_eq!(shape(tall.choose(16, 12288, true, 132)), (192, 1, 16));
+        assert_eq!(shape(tall.choose(16, 12288, true, 400)), (64, 1, 16));
+        let tall = TallTiles { gated_128: true };
         assert_eq!(shape(tall.choose(16, 4096, false, 132)), (32, 1, 16));
         assert_eq!(shape(tall.halved(17)), (64, 1, 32));
         // Half of the gates and ups of 8B are one wave of these tiles.

@@ -179,7 +179,7 @@ impl TaskType for WideLinear {
                 let (first_row, end_row) = (token_tile * wide, ((token_tile + 1) * wide).min(rows));
                 let mut task = TaskSpec::default();
                 let x = Region::whole(&dims);
-                let (tile_rows, in_tile) = (abi::MPK_WIDE_ROWS, first_row % abi::MPK_WIDE_ROWS);
+                let (tile_rows, in_tile) = (dims[2], first_row % dims[2]);
                 let x = x.with(0, first_row / tile_rows, (end_row - 1) / tile_rows + 1);
                 let x = if width < tile_rows { x.with(2, in_tile, in_tile + width) } else { x };
                 task.reads.push(Access::new(0, x));

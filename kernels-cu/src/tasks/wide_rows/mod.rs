@@ -2,7 +2,8 @@
 //!
 //! Input: x `[rows, k]`, which is rounded to `act_dtype`. With `source` `norm` x is normed with the norm weight `[k]` first; then x may
 //! be two summands `[2, rows, k]` (f32), if the output has the narrower column tiles. With `silu_mul` the result is silu(gate) * up of
-//! x `[rows, 2k]` = `[gate | up]`. Output: `[row tiles, column tiles, 128, 64]` of `act_dtype`. Columns from k on are 0; rows that are
+//! x `[rows, 2k]` = `[gate | up]`. Output: `[row tiles, column tiles, 128, 64]` of `act_dtype`, or with narrower and perhaps
+//! lower tiles. Columns from k on are 0; rows that are
 //! not in use are not written. A task has a block of rows. With `gather_samples` the rows are those of x that are sampled.
 //!
 //! Attributes: `source` (`plain`), `act_dtype`, `eps` of the norm, `gather_samples`. The expansion of the linear family creates this
@@ -166,7 +167,7 @@ impl TaskType for WideRows {
             eps: if source == 1 { eps(op.global)? } else { 0.0 },
         };
         // The sizes of blocks are powers of two, so no block lies in two row tiles.
-        let tile = abi::MPK_WIDE_ROWS;
+        let tile = dims[2];
         let block = (0..7).map(|b| 1 << b).find(|b| rows.div_ceil(*b) <= target.workers).unwrap_or(tile);
         let bytes = op.inputs[0].dtype.size() * u64::from(x_columns) + 2 * u64::from(columns);
         let tasks = (0..rows)

@@ -46,10 +46,13 @@ pub(crate) fn check(
     (weight, act): (&[f32], DType),
 ) {
     let k = weight.len();
-    let index = if narrow { narrow_index } else { wide_index };
+    let place_of = |row, column| match narrow {
+        true => narrow_index(128, row, column, k),
+        false => wide_index(row, column, k),
+    };
     for row in 0..ROWS as usize {
         let at = row * k..(row + 1) * k;
-        let place = |column: usize| normed[index(row, column, k)];
+        let place = |column: usize| normed[place_of(row, column)];
         if !(FIRST as usize..USED as usize).contains(&row) {
             assert!(sums[at].iter().all(|v| v.is_nan()), "{what}: summed row {row}");
             assert!((0..k).all(|c| place(c).is_nan()), "{what}: normed row {row}");

@@ -302,13 +302,16 @@ fn poisoned(ty: &TensorType) -> TestTensor {
 /// A tensor in `MPK_LAYOUT_WIDE` as rows. Rows of its tiles that the tensor does not have must be unwritten.
 fn rows_of(width: u32, ty: &TensorType, wide: &TestTensor) -> TestTensor {
     let (rows, columns) = (ty.dims[0] as usize, ty.dims[1] as usize);
-    let index = if width == 64 { wide_index } else { narrow_index };
+    let height = wide.ty().dims[2] as usize;
     let values = wide.values();
     let mut known = vec![false; values.len()];
     let mut found = Vec::with_capacity(rows * columns);
     for row in 0..rows {
         for column in 0..columns {
-            let at = index(row, column, columns);
+            let at = match width {
+                64 => wide_index(row, column, columns),
+                _ => narrow_index(height, row, column, columns),
+            };
             assert!(!std::mem::replace(&mut known[at], true));
             found.push(values[at]);
         }
