@@ -83,7 +83,7 @@ choices! {
     /// How an allreduce is lowered.
     Allreduce for model_json::Allreduce {
         /// Copy-reduce with `--transport host`. Hierarchical if one of several nodes has several ranks. Otherwise by size: one-shot
-        /// for few rows, two-shot on GPUs and copy-reduce on CPUs for more.
+        /// for few rows, copy-reduce for more, and two-shot on GPUs for many.
         Auto,
         /// Each rank copies its part to every peer with a signal, then reduces.
         CopyReduce,

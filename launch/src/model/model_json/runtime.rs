@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 #[serde(rename_all = "kebab-case")]
 pub enum Allreduce {
     /// Copy-reduce with `--transport host`. Hierarchical if one of several nodes has several ranks. Otherwise by size: one-shot
-    /// for few rows, two-shot on GPUs and copy-reduce on CPUs for more.
+    /// for few rows, copy-reduce for more, and two-shot on GPUs for many.
     #[default]
     Auto,
     /// Each rank copies its part to every peer with a signal, then reduces.
