@@ -20,7 +20,7 @@ ends with exit status 3. It is quick if nothing is missing.
               and NVSHMEM's libraries (about 65 MB)
   --deny      also cargo-deny, built with cargo into .setup/bin, pinned (under two minutes on 2 cores)
   --clients   also the Python packages of scripts/clients.txt, the server's clients in the tests and the checkers of the
-              scripts (shellcheck, ruff), from PyPI into .setup/clients (about 30 MB to download), and curl
+              scripts (shellcheck, ruff), from PyPI into .setup/clients (about 50 MB to download), and curl
   --check     only say what is missing; the exit status is 3 if something is missing
 
 Everything that does not come from the distribution goes below .setup/, which git ignores. Remove that
