@@ -3,6 +3,7 @@
 
 use mpk_tests::reference::{self, Heads, values};
 use mpk_tests::run_json::Output;
+use mpk_tests::task_graph::emit;
 use mpk_tests::{Job, ModelFile};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -518,5 +519,52 @@ fn values_and_tokens_that_do_not_fit_are_refused() {
             &graph(2, std::slice::from_ref(&table), &ops).set("generate.prompt_tokens", json!([tokens])),
             wanted,
         );
+    }
+}
+
+/// On GPUs, the task that sums copied summands norms the rows, too, if the sum is f32. A sum of another type, or a copy within a rank, is
+/// never joined with a norm.
+#[test]
+fn only_sums_in_f32_are_normed_by_the_task_that_sums() {
+    let (rows, k) = (32, 128);
+    let weight = |name: &str, dim| json!({"name": name, "kind": "weight", "dtype": "bf16", "dims": [k, k], "data": {"random": {"seed": 1}}, "shard": even(dim)});
+    let norm = json!({"name": "norm", "kind": "weight", "dtype": "bf16", "dims": [k], "data": {"random": {"seed": 2}}});
+    let normed_by_a_sum = |model: &ModelFile, ranks: u32| {
+        let graphs = emit(model, ranks, &["--device", "h100"]);
+        let tasks = &graphs.main()[0].all_tasks;
+        assert!(tasks.iter().any(|task| task.task_type == "wide_linear"), "a product of many rows");
+        assert!(tasks.iter().all(|task| task.task_type != "nvshmem_copy" || task.outputs.len() == 1));
+        tasks.iter().any(|task| task.task_type == "reduce" && task.outputs.len() == 2)
+    };
+    for (dtype, joined) in [("f32", true), ("bf16", false)] {
+        let tensors = [
+            json!({"name": "x", "kind": "input", "dtype": "bf16", "dims": [rows, k], "data": {"random": {"seed": 3}}}),
+            weight("first", 1),
+            norm.clone(),
+            weight("second", 0),
+        ];
+        let ops = [
+            op("linear", &["x", "first"], &["a"], json!({"output_dtype": dtype})),
+            op("rmsnorm_linear", &["a", "norm", "second"], &["y"], json!({"eps": 1e-5})),
+        ];
+        for ranks in [2, 3] {
+            assert_eq!(
+                normed_by_a_sum(&graph(rows, &tensors, &ops), ranks),
+                joined,
+                "{dtype}, {ranks} ranks"
+            );
+        }
+    }
+    let tensors = [
+        json!({"name": "state", "kind": "persistent", "dtype": "f32", "dims": [rows, k], "shard": even(1)}),
+        norm,
+        weight("second", 0),
+    ];
+    let ops = [
+        op("allgather", &["state"], &["all"], json!({})),
+        op("rmsnorm_linear", &["all", "norm", "second"], &["y"], json!({"eps": 1e-5})),
+    ];
+    for ranks in [1, 2] {
+        assert!(!normed_by_a_sum(&graph(rows, &tensors, &ops), ranks), "{ranks} ranks");
     }
 }

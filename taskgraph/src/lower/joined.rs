@@ -3,6 +3,8 @@
 //! If a rank keeps the rows that it sums ([`super::owned`]), sums all rows like every other rank, or sums the parts of a product of its
 //! own, and the next operator begins with something row by row, one task can do both for the same rows. It reads the summands, and writes
 //! the sum and what is computed from it. That saves a wait and reading the sum again.
+//!
+//! A *whole sum* is one that every rank has, of summands that were copied to it.
 
 use super::one_event::OneEvent;
 use super::types::{LocalClass, Part, Slot, SlotKind, Step};
@@ -17,12 +19,14 @@ const FLAGS: usize = 3;
 /// Joins parts, and remembers the results, so that equal layers share them.
 #[derive(Debug, Default)]
 pub(super) struct Joins {
-    by_parts: FxHashMap<(u32, u32), Option<u32>>,
+    by_parts: FxHashMap<(u32, u32, u8), Option<u32>>,
     /// Index of the last slot that is a step whose tasks may have whole rows.
     sums_rows: Option<usize>,
-    /// Sums that every rank has are joined, too.
-    pub everywhere: bool,
-    /// The exchanges of such sums.
+    /// Sums are joined whose rows stay with a rank, and sums within a rank.
+    pub within: bool,
+    /// Whole sums are joined.
+    pub whole: bool,
+    /// The exchanges of whole sums.
     pub one_event: OneEvent,
 }
 
@@ -35,8 +39,8 @@ impl Joins {
     }
 
     /// The parts of each rank that do the work of the last slot, a sum, and of the operator's first step, and the step's input that is the
-    /// sum. `None` if they remain apart: the slot is no sum of an input, or its rows leave the rank; the step's type does not join sums;
-    /// or the tasks have different rows.
+    /// sum. `None` if they remain apart: the slot is no sum of an input, or a sum that is not to be joined; the step's type does not join
+    /// sums; or the tasks have different rows.
     pub fn join(
         &mut self,
         slots: &[Slot],
@@ -53,14 +57,21 @@ impl Joins {
         };
         let own = class[0].own;
         let input = step.inputs.iter().position(read).filter(|_| step.joins_sum)?;
-        let stays = match slot.kind {
-            SlotKind::Collective => own.map_or(self.everywhere, |own| {
-                own.step == 0 && step.inputs[input] == ExpansionOperand::Input(own.input)
-            }),
-            SlotKind::Compute { push: None } => own.is_none() && self.sums_rows == Some(slots.len() - 1),
+        // A collective may also end with copies within a rank.
+        let is_reduce =
+            |&sum: &u32| parts.get(sum as usize).is_some_and(|p| p.type_name == core_types::REDUCE);
+        let joins = match (slot.kind, own) {
+            (SlotKind::Collective, _) if !sums.iter().all(is_reduce) => false,
+            (SlotKind::Collective, None) => self.whole,
+            (SlotKind::Collective, Some(own)) => {
+                self.within && own.step == 0 && step.inputs[input] == ExpansionOperand::Input(own.input)
+            }
+            (SlotKind::Compute { push: None }, None) => {
+                self.within && self.sums_rows == Some(slots.len() - 1)
+            }
             _ => false,
         };
-        if !stays {
+        if !joins {
             return None;
         }
         let rows = class.iter().map(|local| local.steps[0].part);
@@ -69,7 +80,7 @@ impl Joins {
     }
 
     fn join_parts(&mut self, sum: u32, rows: u32, input: u8, parts: &mut Vec<Part>) -> Option<u32> {
-        if let Some(&known) = self.by_parts.get(&(sum, rows)) {
+        if let Some(&known) = self.by_parts.get(&(sum, rows, input)) {
             return known;
         }
         let joined = parts.get(sum as usize).zip(parts.get(rows as usize));
@@ -86,7 +97,7 @@ impl Joins {
             parts.push(part);
             parts.len() as u32 - 1
         });
-        self.by_parts.insert((sum, rows), number);
+        self.by_parts.insert((sum, rows, input), number);
         number
     }
 }
@@ -171,7 +182,8 @@ fn received_in_rows(sum: &Part, rows: &Part, input: u8) -> Option<Part> {
         };
         let same =
             |(operand, access): (usize, &Access)| *access == Access::new(operand as u8, expected(operand));
-        task.reads.len() == first.reads.len() && task.reads.iter().enumerate().all(same)
+        let args = task.args == [tile.lo[0] as i32, 0, 0, 0, 0, 0, 0, 0];
+        args && task.reads.len() == first.reads.len() && task.reads.iter().enumerate().all(same)
     };
     if !sum.tasks.iter().zip(&tiles).all(alike) {
         return None;
@@ -348,6 +360,8 @@ mod tests {
         assert!(changed(&|task| task.reads[1].region = slots.with(2, 3, 5)).is_none());
         assert!(changed(&|task| task.reads[1].region = slots.with(1, 0, 7).with(2, 4, 6)).is_none());
         assert!(changed(&|task| task.reads[2].region = whole.with(1, 0, 2)).is_none());
+        assert!(changed(&|task| task.args[0] = 1).is_none());
+        assert!(changed(&|task| task.args[1] = 1).is_none());
         assert!(received_in_rows(&sum(&[tile(0, 4)]), &step, 0).is_none());
         // Only the task that polls words with flags knows when they have come.
         let mut flagged = sum(&[tile(0, 4), tile(4, 6)]);

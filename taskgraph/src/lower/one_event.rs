@@ -13,8 +13,15 @@ use std::sync::Arc;
 /// Gives exchanges one event for each rank. It remembers the results, so that equal layers share them.
 #[derive(Debug, Default)]
 pub(super) struct OneEvent {
-    /// By the address of the table, which this keeps alive.
-    by_table: FxHashMap<usize, (Arc<Table>, Arc<Table>, Vec<u32>)>,
+    /// By the address of the first table, which this keeps alive.
+    by_table: FxHashMap<usize, Merged>,
+}
+
+#[derive(Debug)]
+struct Merged {
+    _several: Arc<Table>,
+    one: Arc<Table>,
+    arrive: Vec<u32>,
 }
 
 impl OneEvent {
@@ -33,9 +40,10 @@ impl OneEvent {
                 arrival(if tasks.is_empty() { Vec::new() } else { vec![together(tasks)] })
             });
             let arrivals = arrivals.collect();
-            (several.clone(), Arc::new(table(&sends, arrive.len() as u32)), add(arrivals, parts))
+            let one = Arc::new(table(&sends, arrive.len() as u32));
+            Merged { _several: several.clone(), one, arrive: add(arrivals, parts) }
         });
-        (found.1.clone(), found.2.clone())
+        (found.one.clone(), found.arrive.clone())
     }
 }
 

@@ -197,7 +197,7 @@ impl TaskType for WideLinear {
                     // Whole tiles, including the parts outside the output.
                     true => {
                         let dims = op.outputs[0].dims.iter().map(|d| *d as u32).collect::<Vec<_>>();
-                        let rows = (first_row / tile_rows, end_row.div_ceil(tile_rows));
+                        let rows = (first_row / dims[2], end_row.div_ceil(dims[2]));
                         let (first, end) = (first / dims[3], end.div_ceil(dims[3]));
                         Region::whole(&dims).with(0, rows.0, rows.1).with(1, first, end)
                     }

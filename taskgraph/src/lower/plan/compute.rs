@@ -2,14 +2,19 @@
 
 use super::Plan;
 use crate::collective::{JOINED_ROWS, JOINED_SUMS};
+use crate::dtype::DType;
 use crate::lower::collectives::{CutStep, cut_exchange};
 use crate::lower::joined::Joins;
 use crate::lower::own_rows::spread;
 use crate::lower::stores::{Stored, Storing};
-use crate::lower::types::{Dims, LocalClass, OwnStep, SlotKind};
+use crate::lower::types::{Dims, LocalClass, OwnStep, Slot, SlotKind};
 use crate::op_graph::{Op, OpGraph, Rows};
 use crate::task_graph::Space;
 use crate::task_type::ExpansionOperand;
+
+/// The most bytes of a row of summands and residual for which whole sums are joined. A GPU task has the row in its shared memory, where it
+/// has 88 KiB on Hopper. A sum in column tiles needs no room for whole rows.
+const MOST_JOINED_BYTES: u64 = 80 << 10;
 
 /// What an operator has to do with the collectives before and after it.
 #[derive(Clone, Copy)]
@@ -96,13 +101,30 @@ impl Plan {
         class: &[LocalClass],
         inputs: &[u32],
     ) -> Option<(ExpansionOperand, Vec<u32>)> {
-        let target = &self.options.target;
-        if target.tuned(&JOINED_ROWS) == 0 {
+        let (target, sum) = (&self.options.target, self.slots.last()?);
+        let [written] = sum.outputs[..] else { return None };
+        if self.tensors[written as usize].dtype != DType::F32 {
             return None;
         }
-        joins.everywhere = target.tuned(&JOINED_SUMS) != 0;
+        joins.within = target.tuned(&JOINED_ROWS) != 0;
+        joins.whole = target.tuned(&JOINED_SUMS) != 0 && self.row_bytes(sum) <= MOST_JOINED_BYTES;
         let sums: Vec<u32> = self.part_of.iter().filter_map(|slots| slots.last().copied()).collect();
         joins.join(&self.slots, &sums, inputs, class, &mut self.parts)
+    }
+
+    /// The bytes of a row of what a `reduce` sums: the ranks' summands and the residual.
+    fn row_bytes(&self, reduce: &Slot) -> u64 {
+        // The rank's own summand takes the place of its slot among the received ones.
+        let of_row = |&input: &u32| {
+            let tensor = &self.tensors[input as usize];
+            let elements = match tensor.dims.first().map(Dims::as_slice) {
+                Some(&[senders, _, columns]) => u64::from(senders) * u64::from(columns),
+                Some(&[_, columns]) => u64::from(columns),
+                _ => 0,
+            };
+            elements * tensor.dtype.size()
+        };
+        reduce.inputs.iter().skip(1).map(of_row).sum()
     }
 
     /// Gives the last slot, a sum, these parts and further operands.
