@@ -168,4 +168,31 @@ proptest! {
         }
         prop_assert!(verify::ranks_are_alike(&graphs));
     }
+
+    /// Sums of copied summands, which every rank has: the tasks that sum also carry out the first step of the first reader, and wait once
+    /// for all that arrives.
+    #[test]
+    fn copied_sums_that_are_joined_are_race_free_and_read_what_was_written(
+        shape in owned_shape(),
+        world in 2u32..6,
+        workers in 1u32..4,
+        dynamic in any::<bool>(),
+        within_reach in any::<bool>(),
+    ) {
+        let placement = if dynamic { Placement::Dynamic } else { Placement::Static };
+        let o = shape.options(BuildOptions { placement, within_reach, ..options(world, workers) });
+        let o = BuildOptions { allreduce: Allreduce::CopyReduce, ..o };
+        let graphs = check(&shape.graph("copied", world), &o);
+        for graph in &graphs {
+            prop_assert_eq!(owned_steps(graph), 0);
+            prop_assert_eq!(joined_sums(graph), shape.layers - usize::from(shape.whole));
+            let joined = graph.tasks.iter().filter(|t| graph.type_name(t) == core_types::REDUCE && t.num_outputs == 2);
+            for task in joined {
+                let remote = task.dependencies.iter().filter(|&&event| graph.events[event as usize].remote);
+                // With dynamic placement, another task may wait for both events.
+                prop_assert!(remote.count() == 1 || dynamic);
+            }
+        }
+        prop_assert!(verify::ranks_are_alike(&graphs));
+    }
 }
