@@ -155,8 +155,7 @@ fn rows_that_stay_with_their_owners_have_the_same_bits() {
             let prompts = prompts.iter().flat_map(|prompt| ["--prompt-tokens", prompt]);
             job(&model, ranks, placement, lowering).args(prompts).env("MPK_DEBUG_WIDE", "1")
         };
-        let whole =
-            wide("static", "copy-reduce").args(["--tune", "allreduce.joined_sums=0"]).run_json().result();
+        let whole = wide("static", "copy-reduce").run_json().result();
         for (placement, stall) in
             [("static", None), ("dynamic", None), ("static", Some("1:4:30")), ("dynamic", Some("0:6:30"))]
         {
@@ -205,16 +204,17 @@ fn copied_sums_that_are_normed_by_the_same_task_have_the_same_bits() {
             .set("max_seq_len", 64)
             .set("generate.max_new_tokens", 4)
             .set("runtime.workers", 5);
-        let wide = |placement| {
+        let wide = |placement, lowering| {
             let prompts = prompts.iter().flat_map(|prompt| ["--prompt-tokens", prompt]);
-            job(&model, ranks, placement, "copy-reduce").args(prompts).env("MPK_DEBUG_WIDE", "1")
+            job(&model, ranks, placement, lowering).args(prompts).env("MPK_DEBUG_WIDE", "1")
         };
-        let apart = wide("static").args(["--tune", "allreduce.joined_sums=0"]).run_json().result();
+        // Who asks for `copy-reduce` gets a sum for each tile that is copied.
+        let apart = wide("static", "copy-reduce").run_json().result();
         for (placement, stall) in
             [("static", None), ("dynamic", None), ("static", Some("1:4:30")), ("dynamic", Some("0:6:30"))]
         {
-            let run = wide(placement).args(stall.iter().flat_map(|stall| ["--debug-stall", stall]));
-            let found = run.run_json().result();
+            let run = wide(placement, "auto").args(["--tune", "allreduce.one_shot_bytes=0"]);
+            let found = run.args(stall.iter().flat_map(|stall| ["--debug-stall", stall])).run_json().result();
             assert!(found == apart, "{ranks} ranks, {placement}, stalled by {stall:?}: other bits");
         }
         // `auto` copies summands that are neither few enough to be pushed nor too many: of these, a rank has 16 KiB.

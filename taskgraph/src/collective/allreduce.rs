@@ -47,7 +47,8 @@ pub(crate) const JOINED_ROWS: Knob = Knob {
     about: "1: if rows of a sum stay with a rank, or are summed within it, one task sums and norms them; 0: two tasks",
 };
 
-/// The same for sums of copied summands that every rank has. Then the tasks sum whole rows instead of column tiles.
+/// The same for sums of copied summands that every rank has, if [`Allreduce::Auto`] has chosen to copy. Then the tasks sum whole rows instead
+/// of column tiles.
 pub(crate) const JOINED_SUMS: Knob = Knob {
     name: "allreduce.joined_sums",
     default: 1,

@@ -181,7 +181,8 @@ proptest! {
     ) {
         let placement = if dynamic { Placement::Dynamic } else { Placement::Static };
         let o = shape.options(BuildOptions { placement, within_reach, ..options(world, workers) });
-        let o = BuildOptions { allreduce: Allreduce::CopyReduce, ..o };
+        let mut o = BuildOptions { allreduce: Allreduce::Auto, ..o };
+        o.target.tuning.set("allreduce.one_shot_bytes", 0);
         let graphs = check(&shape.graph("copied", world), &o);
         for graph in &graphs {
             prop_assert_eq!(owned_steps(graph), 0);
@@ -194,5 +195,9 @@ proptest! {
             }
         }
         prop_assert!(verify::ranks_are_alike(&graphs));
+        // Who asks for copies gets one sum for each tile that is copied.
+        o.allreduce = Allreduce::CopyReduce;
+        let asked = check(&shape.graph("copied", world), &o);
+        prop_assert!(asked.iter().all(|graph| joined_sums(graph) == 0));
     }
 }

@@ -9,7 +9,7 @@ use crate::lower::own_rows::spread;
 use crate::lower::stores::{Stored, Storing};
 use crate::lower::types::{Dims, LocalClass, OwnStep, Slot, SlotKind};
 use crate::op_graph::{Op, OpGraph, Rows};
-use crate::task_graph::Space;
+use crate::task_graph::{Allreduce, Space};
 use crate::task_type::ExpansionOperand;
 
 /// The most bytes of a row of summands and residual for which whole sums are joined. A GPU task has the row in its shared memory, where it
@@ -107,7 +107,10 @@ impl Plan {
             return None;
         }
         joins.within = target.tuned(&JOINED_ROWS) != 0;
-        joins.whole = target.tuned(&JOINED_SUMS) != 0 && self.row_bytes(sum) <= MOST_JOINED_BYTES;
+        // Who asks for `copy-reduce` gets one `reduce` for each tile that is copied.
+        joins.whole = self.options.allreduce == Allreduce::Auto
+            && target.tuned(&JOINED_SUMS) != 0
+            && self.row_bytes(sum) <= MOST_JOINED_BYTES;
         let sums: Vec<u32> = self.part_of.iter().filter_map(|slots| slots.last().copied()).collect();
         joins.join(&self.slots, &sums, inputs, class, &mut self.parts)
     }
