@@ -101,19 +101,13 @@ __device__ __forceinline__ void load_bias(const Context& context, bool gated, ui
   bias[0] = bias_at(context, false, column);
   bias[1] = bias_at(context, gated, gated ? column : column + 8);
 }
-/* Where a lane puts its sums among those of 64 rows: the place of its row lane / 4, and of row lane / 4 + 8. In a gated product all
- * gates come before all ups. */
-__device__ __forceinline__ uint32_t first_place(const Context& context, bool gated) {
-  return context.warp % 4 * (gated ? MPK_PAIR_ROWS : 16) + context.lane / 4;
-}
-__device__ __forceinline__ uint32_t second_place(const Context& context, bool gated) { return first_place(context, gated) + (gated ? 32 : 8); }
 /* The residual, or NULL. */
 __device__ __forceinline__ const mpk_operand* residual_of(const Context& context) {
   const mpk_wide_linear_params& params = params_of(*context.slot);
   return params.has_residual != 0 ? &context.input(kWeight + 1 + params.has_bias) : nullptr;
 }
 
-/* Named barriers 4 to 7 are for two warps with neighbouring rows. Attention uses 2 and 3. */
+/* Named barriers 4 to 7 are for two warps: with neighbouring rows, or with the same rows (wide_shared.cuh). Attention uses 2 and 3. */
 __device__ __forceinline__ void pair_sync(uint32_t warp) { asm volatile("bar.sync %0,64;" ::"r"(4 + warp / 2) : "memory"); }
 
 }  // namespace wide

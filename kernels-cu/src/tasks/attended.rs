@@ -24,14 +24,14 @@ fn dims_in(ty: &TensorType, rows: u64, columns: u64) -> Vec<u64> {
 /// Whether attention can write its result as `ty`, for [`taskgraph::TaskType::writes_as`]. The padding of a column tile would have no
 /// writer, and two heads in a column tile would share its bytes.
 ///
-/// On several ranks the result stays in rows. There the tiles of products may begin with other rows on each rank, and attention's shares
-/// do not, so the proof would have to look at the graphs of all ranks.
+/// On several ranks, the result stays in rows if the product has several row tiles. Each rank may begin with another one of them, and
+/// attention's shares do not turn with them, so the proof would have to look at the graphs of all ranks.
 pub(crate) fn writes_as(op: &LocalOp<'_>, ty: &TensorType) -> bool {
     let ([rows, columns], Ok(heads)) = (&op.outputs[0].dims[..], Heads::global(op.global.attrs)) else {
         return false;
     };
-    op.world == 1
-        && is_wide(ty)
+    is_wide(ty)
+        && (op.world == 1 || (is_narrow(ty) && ty.dims[0] == 1))
         && ty.dtype == op.outputs[0].dtype
         && ty.dims == dims_in(ty, *rows, *columns)
         && columns.is_multiple_of(u64::from(abi::MPK_WIDE_COLUMNS))

@@ -6,11 +6,13 @@ use super::test_case::Case;
 use crate::registry::registry;
 use serde_json::json;
 use taskgraph::op_graph::Attrs;
+use taskgraph::split::Split;
 use taskgraph::target::device;
 use taskgraph::verify::verify;
 use taskgraph::{BuildOptions, DType, Target, TaskGraph, TensorId, build_all};
 
-/// Each element is where the layout says, and no other is written. In the second row tile too.
+/// Each element is where the layout says, and no other is written. In the second row tile too, and in narrow tiles on a rank with a part
+/// of the heads.
 #[test]
 fn wide_results_equal_the_reference() {
     for (dtype, wide) in [(DType::Bf16, 64), (DType::Bf16, 32), (DType::F16, 64), (DType::F16, 32)] {
@@ -24,6 +26,9 @@ fn wide_results_equal_the_reference() {
         let of_several = Case { wide, kv_heads_of_task: 2, ..case(dtype, 8, 4, 64) };
         Case { slots: (0..9).map(|i| (i * 5, 1)).collect(), ..of_several }.verify();
     }
+    let on_ranks = Case { wide: 32, world: 2, ..case(DType::Bf16, 8, 4, 64) };
+    Case { slots: vec![(37, 1), (0, 40), (5, 7)], ..on_ranks.clone() }.verify();
+    Case { slots: vec![(150, 1), (40, 2)], splits: 3, ..on_ranks }.verify();
     // More slots and units than a tile has rows.
     let slots: Vec<_> = (0..150).map(|i| (i % 7, 1)).collect();
     for prefill in [None, Some(140)] {
@@ -31,15 +36,20 @@ fn wide_results_equal_the_reference() {
     }
 }
 
-/// Attention of heads of this size, and the product that reads it.
-fn with_product(active: u32, rows: u32, head_dim: u64, target: &Target) -> Vec<TaskGraph> {
-    let mut g = graph_of(1, target, active, rows, head_dim, json!({}));
+/// Attention of heads of this size, and the product that reads it, on `world` ranks.
+fn with_product(world: u32, active: u32, rows: u32, head_dim: u64, target: &Target) -> Vec<TaskGraph> {
+    let mut g = graph_of(world, target, active, rows, head_dim, json!({}));
     let attended = TensorId(g.ops[0].outputs[0]);
     g.tensor_mut(attended).output = false;
-    let weight = g.weight("o.weight", DType::Bf16, &[256, 8 * head_dim], None);
+    let weight = g.weight(
+        "o.weight",
+        DType::Bf16,
+        &[256, 8 * head_dim],
+        Some((1, Split::Queries { heads: 8, head_dim })),
+    );
     let product = g.op("o", "linear", &[attended, weight], Attrs::new());
     g.tensor_mut(product).output = true;
-    let graphs = build_all(&g, &registry(), &BuildOptions::new(1, target.clone()));
+    let graphs = build_all(&g, &registry(), &BuildOptions::new(world, target.clone()));
     graphs.unwrap_or_else(|e| panic!("{rows} rows of {head_dim}: {e}"))
 }
 
@@ -58,19 +68,23 @@ fn writer(graph: &TaskGraph) -> &'static str {
 #[test]
 fn wide_products_read_what_attention_writes() {
     let target = Target::cuda(device("h200").unwrap());
-    for (active, rows, head_dim, columns) in [
-        (8, 8, 128, None), // the product is not wide
-        (32, 32, 64, Some(32)),
-        (128, 128, 128, Some(32)),
-        (200, 200, 64, Some(64)),
-        (4, 300, 128, Some(64)),
-        (4, 100, 64, Some(32)),
-        (40, 40, 96, Some(32)),
-        (200, 200, 96, Some(0)), // half a column tile
-        (40, 40, 16, Some(0)),
+    for (world, active, rows, head_dim, columns) in [
+        (1, 8, 8, 128, None), // the product is not wide
+        (1, 32, 32, 64, Some(32)),
+        (1, 128, 128, 128, Some(32)),
+        (1, 200, 200, 64, Some(64)),
+        (1, 4, 300, 128, Some(64)),
+        (1, 4, 100, 64, Some(32)),
+        (1, 40, 40, 96, Some(32)),
+        (1, 200, 200, 96, Some(0)), // half a column tile
+        (1, 40, 40, 16, Some(0)),
+        (2, 8, 8, 128, None),
+        (2, 32, 32, 128, Some(32)),
+        (2, 60, 60, 64, Some(32)),
+        (2, 200, 200, 64, Some(0)), // each rank may begin with another row tile
     ] {
-        let what = format!("{active} slots, {rows} rows of {head_dim}");
-        let graphs = with_product(active, rows, head_dim, &target);
+        let what = format!("{world} ranks, {active} slots, {rows} rows of {head_dim}");
+        let graphs = with_product(world, active, rows, head_dim, &target);
         if let Err(violations) = verify(&graphs) {
             panic!("{what}: {}", violations[0]);
         }
@@ -90,7 +104,7 @@ fn wide_products_read_what_attention_writes() {
 fn a_wide_product_waits_for_every_slots_rows() {
     for (rows, head_dim) in [(32, 64), (200, 64)] {
         let target = Target::cuda(device("h200").unwrap());
-        let mut graphs = with_product(rows, rows, head_dim, &target);
+        let mut graphs = with_product(1, rows, rows, head_dim, &target);
         verify(&graphs).unwrap();
         let (writers, readers) = (of(&graphs[0], writer(&graphs[0])), of(&graphs[0], "wide_linear"));
         assert!(!writers.is_empty() && readers.len() > 1);

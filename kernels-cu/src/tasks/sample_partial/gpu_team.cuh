@@ -42,7 +42,7 @@ class Team {
   __device__ __forceinline__ void sync() const { asm volatile("bar.sync %0,%1;" ::"r"(kFirstBarrier + index), "r"(threads()) : "memory"); }
 
  private:
-  static constexpr uint32_t kFirstBarrier = 8; /* wide_linear.cuh has those below */
+  static constexpr uint32_t kFirstBarrier = 8; /* wide_linear.cuh and wide_shared.cuh have those below */
   static_assert(kComputeThreads == 256, "log_threads");
   uint32_t shift_;
 };
