@@ -13,8 +13,6 @@
 namespace mpk {
 namespace gpu {
 
-template <uint32_t Dtype>
-constexpr uint32_t kNumberBytes = Dtype == MPK_F32 ? 4 : 2;
 /* For the weight: 16 rows by 16 k. */
 template <uint32_t Weight>
 constexpr uint32_t kBlockBytes = 256 * kNumberBytes<Weight>;

@@ -31,6 +31,9 @@ struct Number<MPK_BF16> {
   static __device__ __forceinline__ __nv_bfloat16 from_f32(float v) { return __float2bfloat16_rn(v); }
 };
 
+template <uint32_t Dtype>
+constexpr uint32_t kNumberBytes = Dtype == MPK_F32 ? 4 : 2;
+
 /* The numbers of a pair of 2 bytes each, of which the first is in the low half. */
 template <uint32_t Dtype>
 __device__ __forceinline__ float low_of(uint32_t pair) {

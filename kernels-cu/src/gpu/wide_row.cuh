@@ -2,7 +2,8 @@
  * row. Piece p of a thread is piece thread + p * kComputeThreads of the row. */
 #pragma once
 
-#include "gpu/linear_rows.cuh"
+#include "gpu/context.cuh"
+#include "gpu/row_numbers.cuh"
 #include "gpu/wide_store.cuh"
 #include "tasks/wide_rows/params.h"
 
@@ -85,8 +86,7 @@ struct WideRow {
    * the previous turn. */
   static __device__ __forceinline__ int find_scale(Context& context, const mpk_wide_rows_params& params, float* sums_of_warps, float squares, float& scale,
                                                    uint32_t turn) {
-#pragma unroll
-    for (uint32_t distance = 16; distance > 0; distance /= 2) squares += __shfl_xor_sync(0xFFFFFFFFu, squares, distance);
+    squares = sum_of_warp(squares);
     float* const sums = sums_of_warps + turn * kComputeWarps;
     if (context.lane == 0) sums[context.warp] = squares;
     if (const int code = context.sync(); code != MPK_OK) return code;

@@ -178,23 +178,9 @@ fn tools(list: Vec<Value>) -> Result<Vec<Value>, ApiError> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::backend::{
-        Backend, Capabilities, Events, ModelInfo, Refusal, Sampling, Stats, Submission,
-    };
+    use super::super::testing;
     use super::*;
     use crate::model::chat_template::ChatTemplate;
-
-    struct Nothing;
-
-    impl Backend for Nothing {
-        fn submit(&self, _: Vec<Submission>) -> Result<Vec<Events>, Refusal> {
-            Err(Refusal::Full)
-        }
-
-        fn stats(&self) -> Stats {
-            Stats::default()
-        }
-    }
 
     fn read(value: Value) -> Result<Conversation, ApiError> {
         let Value::Object(object) = value else { panic!("an object") };
@@ -216,19 +202,8 @@ mod tests {
     }
 
     fn loaded(template: &str) -> Loaded {
-        Loaded {
-            backend: Box::new(Nothing),
-            model: ModelInfo {
-                name: "m".into(),
-                max_seq_len: 100,
-                vocab_size: 50,
-                max_batch: 4,
-                defaults: Sampling::default(),
-            },
-            capabilities: Capabilities::default(),
-            tokenizer: None,
-            template: Some(ChatTemplate::parse("chat_template.jinja".as_ref(), template).unwrap()),
-        }
+        let template = ChatTemplate::parse("chat_template.jinja".as_ref(), template).unwrap();
+        Loaded { template: Some(template), ..testing::loaded() }
     }
 
     #[test]

@@ -40,6 +40,8 @@ mod router;
 mod server;
 mod sse;
 pub mod state;
+#[cfg(test)]
+mod testing;
 mod tokens;
 
 pub use server::{Outcome, Server};

@@ -170,42 +170,20 @@ pub fn of_input(param: &str, error: &InputError) -> ApiError {
 
 #[cfg(test)]
 mod tests {
-    use super::super::backend::{Backend, Capabilities, Events, Refusal, Sampling, Stats, Submission};
     use super::super::limits::Limits;
     use super::super::state::Shared;
+    use super::super::testing;
     use super::*;
     use crate::model::tokenizer::Tokenizer;
     use std::path::Path;
     use std::task::{Context, Waker};
 
-    struct Nothing;
-    impl Backend for Nothing {
-        fn submit(&self, _: Vec<Submission>) -> Result<Vec<Events>, Refusal> {
-            Err(Refusal::Full)
-        }
-
-        fn stats(&self) -> Stats {
-            Stats::default()
-        }
-    }
-
     /// A model whose tokenizer adds a begin-of-text token, 1, to a text.
     fn loaded() -> Loaded {
         let data: Value = serde_json::from_str(include_str!("../../testdata/byte_fallback.json")).unwrap();
         let file = data["tokenizer"].to_string();
-        Loaded {
-            backend: Box::new(Nothing),
-            model: ModelInfo {
-                name: "m".into(),
-                max_seq_len: 100,
-                vocab_size: 300,
-                max_batch: 4,
-                defaults: Sampling::default(),
-            },
-            capabilities: Capabilities::default(),
-            tokenizer: Some(Tokenizer::parse(Path::new("tokenizer.json"), file.as_bytes()).unwrap()),
-            template: None,
-        }
+        let tokenizer = Tokenizer::parse(Path::new("tokenizer.json"), file.as_bytes()).unwrap();
+        Loaded { tokenizer: Some(tokenizer), ..testing::loaded() }
     }
 
     /// They wait before they take an encoder.

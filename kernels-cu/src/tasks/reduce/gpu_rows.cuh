@@ -47,7 +47,7 @@ struct RankSummands {
 
 /* In, Norm, Out: enum mpk_dtype of the summands, the norm weight and the normed rows. Pieces: number of pieces of a row per thread.
  * Columns: columns of a column tile. */
-template <uint32_t World, bool Residual, uint32_t In, uint32_t Norm, uint32_t Out, uint32_t Pieces, uint32_t Columns = MPK_WIDE_COLUMNS>
+template <uint32_t World, bool Residual, uint32_t In, uint32_t Norm, uint32_t Out, uint32_t Pieces, uint32_t Columns>
 using ReduceRows = SumRows<RankSummands<World, Residual, In>, Norm, Out, Pieces, Columns>;
 
 #endif

@@ -102,19 +102,15 @@ fn gpu_rows(
     if !fits {
         return Err("it must sum f32 and norm the rows".to_string());
     }
-    // Column tiles of the full width are the default.
-    let narrow = match normed.dims[3] {
-        MPK_WIDE_NARROW => format!(", {MPK_WIDE_NARROW}"),
-        _ => String::new(),
-    };
     Ok(format!(
-        "mpk::gpu::ReduceRows<{}, {}, {}, {}, {}, {}{narrow}>",
+        "mpk::gpu::ReduceRows<{}, {}, {}, {}, {}, {}, {}>",
         params.world,
         params.flags & MPK_REDUCE_RESIDUAL != 0,
         gpu_float(own)?,
         gpu_float(norm)?,
         gpu_float(normed)?,
         gpu_pieces(rows.columns, sum.dtype, 1),
+        normed.dims[3],
     ))
 }
 
