@@ -121,7 +121,6 @@ fn flags(options: &CompileOptions) -> Vec<String> {
     for flag in [
         "-std=c++17",
         "-O3",
-        "-lineinfo",
         "-Xptxas=-v",
         // No host code is kept, so any host compiler will do.
         "-allow-unsupported-compiler",
@@ -129,6 +128,9 @@ fn flags(options: &CompileOptions) -> Vec<String> {
         "-diag-suppress=177",
     ] {
         flags.push(flag.to_string());
+    }
+    if options.line_numbers {
+        flags.push("-lineinfo".to_string());
     }
     flags
 }

@@ -15,6 +15,9 @@ pub struct CompileOptions {
     pub nvshmem: bool,
     /// The kernel's configuration.
     pub config: KernelConfig,
+    /// Keep the lines of the source, for debugging tools. The code is the same, but an 8B model with 26 kernel variants compiles in 150 instead
+    /// of 135 s, to a cubin of 7.4 instead of 2.0 MB.
+    pub line_numbers: bool,
     /// Further macros (name, value), for switches of debug builds.
     pub defines: Vec<(String, String)>,
 }
@@ -22,7 +25,13 @@ pub struct CompileOptions {
 impl CompileOptions {
     /// The tuned build.
     pub fn new(architecture: Architecture, nvshmem: bool) -> Self {
-        CompileOptions { architecture, nvshmem, config: KernelConfig::new(architecture), defines: Vec::new() }
+        CompileOptions {
+            architecture,
+            nvshmem,
+            config: KernelConfig::new(architecture),
+            line_numbers: false,
+            defines: Vec::new(),
+        }
     }
 
     /// All macros for the sources.

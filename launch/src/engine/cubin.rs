@@ -41,6 +41,7 @@ pub fn compile_options(row: &Device, kind: KernelKind, tuning: &Tuning) -> Resul
     // For compute-sanitizer; see config.cuh.
     if std::env::var_os("MPK_DEBUG_EVERY_LANE_ARRIVES").is_some_and(|value| value == "1") {
         options.defines.push(("MPK_EVERY_LANE_ARRIVES".into(), "1".into()));
+        options.line_numbers = true;
     }
     if kind.by_host {
         options.defines.push(("MPK_HOST_PROXY".into(), "1".into()));
