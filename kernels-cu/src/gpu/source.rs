@@ -15,8 +15,8 @@ pub struct CompileOptions {
     pub nvshmem: bool,
     /// The kernel's configuration.
     pub config: KernelConfig,
-    /// Keep the lines of the source, for debugging tools. The code is the same, but an 8B model with 26 kernel variants compiles in 150 instead
-    /// of 135 s, to a cubin of 7.4 instead of 2.0 MB.
+    /// Keep the lines of the source, for debugging tools. The code is the same, but the cubin of an 8B model with 26 kernel variants has
+    /// 7.4 instead of 2.0 MB, and takes 4 % longer to compile.
     pub line_numbers: bool,
     /// Further macros (name, value), for switches of debug builds.
     pub defines: Vec<(String, String)>,
