@@ -290,6 +290,12 @@ pub trait TaskType: Debug + Send + Sync {
         None
     }
 
+    /// The most rows of an output that is pushed. With more, not every task might have a row in use, or pushing is slow.
+    fn most_pushed_rows(&self, target: &Target) -> u64 {
+        let _ = target;
+        u64::MAX
+    }
+
     /// The output that a task can write into the memory of a peer within reach of plain stores, if the kernel is fast at it. A task that
     /// does so writes nothing else.
     fn peer_output(&self, op: &LocalOp<'_>) -> Option<usize> {

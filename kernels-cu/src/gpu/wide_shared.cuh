@@ -4,6 +4,7 @@
  * tokens of one row of the weight, and of the row 8 below. */
 #pragma once
 
+#include "gpu/push.cuh"
 #include "gpu/wide_linear.cuh"
 
 namespace mpk {
@@ -15,7 +16,7 @@ template <uint32_t Weight, uint32_t N>
 class SharedSums {
  public:
   /* All compute threads. */
-  __device__ __forceinline__ SharedSums(const Context& context, uint32_t tokens)
+  __device__ __forceinline__ SharedSums(Context& context, uint32_t tokens)
       : context_(context), out_(context.output(0)), tokens_(tokens), second_(context.warp / 4 != 0), tile_(context.warp % 4),
         gated_(wide::params_of(*context.slot).gated != 0), adds_(wide::is_first(context) && wide::residual_of(context) != nullptr),
         wide_(wide::params_of(*context.slot).wide_output != 0),
@@ -43,6 +44,7 @@ class SharedSums {
         if (token >= tokens_) break;
         if (gated_) store_gated(blocks[b], token, tile);
         else if (out_.dtype == MPK_F32) store_floats(blocks[b], token, tile);
+        else if (out_.dtype == MPK_F32_FLAGGED) push(blocks[b], token, tile);
         else store_rows(blocks[b], token, tile);
       }
     }
@@ -132,6 +134,18 @@ class SharedSums {
     }
   }
 
+  /* All lanes of a warp. 8 columns are adjacent words. */
+  __device__ __forceinline__ void push(const Block& block, uint32_t first, uint32_t tile) const {
+    const uint32_t columns = out_.dims[out_.ndim - 1], row = row_of(tile);
+#pragma unroll 1
+    for (uint32_t i = 0; i < 4; ++i) {
+      const uint32_t token = token_of(first) + i % 2, column = row + i / 2 * 8;
+      const float value = i == 0 ? block.of[0] : i == 1 ? block.of[1] : i == 2 ? block.of[2] : block.of[3];
+      if (token < tokens_ && column < columns) push_flagged(context_, reinterpret_cast<uint64_t*>(row_at(token, 8)) + column, value);
+      __syncwarp();
+    }
+  }
+
   /* All lanes of a warp. A lane has a value of two tokens and one column, and lane ^ 4 has those of a neighbouring column. An even column's
    * lane gets both columns of the first token, an odd column's lane those of the second one. */
   __device__ __forceinline__ uint32_t exchange(float first, float second) const {
@@ -184,7 +198,7 @@ class SharedSums {
     *reinterpret_cast<uint32_t*>(to) = pair;
   }
 
-  const Context& context_;
+  Context& context_;
   const mpk_operand& out_;
   const uint32_t tokens_;
   const bool second_; /* of the warpgroups */

@@ -19,14 +19,23 @@ pub const LEAST_ROWS: Knob = Knob {
     about: "fewest rows of an iteration for which products have wide tiles",
 };
 
-/// The fewest rows for which products become wide if each rank has a part of every sum. With fewer rows, products push
-/// their results to the other ranks as they compute them, which wide products cannot do. With 65 and with 17, a step on two H200s (8B)
-/// took 4.98 and 4.45 ms for 32 rows, 7.09 and 5.38 ms for 64 rows. With 9, a step of 16 rows takes 4.22 ms instead of 3.49 ms.
+/// The fewest rows for which products become wide if each rank has a part of every sum. With 65 and with 17, a step on two H200s (8B)
+/// took 4.98 and 4.45 ms for 32 rows, 7.09 and 5.38 ms for 64 rows. With 9, before wide products could push their sums
+/// ([`PUSHED_ROWS`]), a step of 16 rows took 4.22 ms instead of 3.49 ms.
 pub const LEAST_PARTIAL_ROWS: Knob = Knob {
     name: "wide.least_partial_rows",
     default: 17,
     candidates: &[9, 17, 33, 65, 129],
     about: "fewest rows of an iteration for which row-parallel products have wide tiles on several ranks",
+};
+
+/// The most rows of an iteration for which wide products push their sums to the other ranks as they compute them. Above that, their sums
+/// are copied, or summed by shares. Not measured; it matters only with fewer rows than the default of [`LEAST_PARTIAL_ROWS`].
+pub const PUSHED_ROWS: Knob = Knob {
+    name: "wide.pushed_rows",
+    default: 16,
+    candidates: &[0, 16, 32, 64],
+    about: "most rows of an iteration for which wide products push their sums to the other ranks as they compute them",
 };
 
 /// The fewest columns of a weight that two tasks share if there are too few tiles for the workers. On an H200, a
@@ -155,6 +164,7 @@ pub const KNOBS: &[&Knob] = &[
     &GATING_WORKERS,
     &LEAST_ROWS,
     &LEAST_PARTIAL_ROWS,
+    &PUSHED_ROWS,
     &LEAST_HALVED,
     &TALL_ROWS,
     &SHARED_TALL_ROWS,

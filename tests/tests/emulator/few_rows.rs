@@ -4,8 +4,8 @@ use super::{Emulator, logprobs, toolkit};
 use mpk_tests::{Job, ModelFile};
 use serde_json::json;
 
-/// Tiles of 16 rows of x, gated ones with 128 rows of the weight, and partial sums that are copied to the other rank. Twelve requests
-/// of different lengths decode together.
+/// Tiles of 16 rows of x, gated ones with 128 rows of the weight, and partial sums that are copied to the other rank, or pushed while the
+/// products compute them. Twelve requests of different lengths decode together.
 #[test]
 fn two_ranks_have_the_cpus_log_probabilities() {
     let Some(emulator) = Emulator::quick() else { return };
@@ -27,11 +27,18 @@ fn two_ranks_have_the_cpus_log_probabilities() {
         Job::new(2).arg(model.path()).args(["--backend", "cpu", "--json"]).args(asked).run_beside_others();
     let cpu = cpu.json();
     let tuned = ["--tune", "linear.gating_workers=1", "--tune", "wide.least_partial_rows=9"];
-    let options = [&asked[..], &["--workers", "4", "--transport", "host"], &tuned].concat();
-    let found = emulator.run_as(Job::new(2), &model, &options, &toolkit());
-    assert_eq!(found.tokens(), cpu.tokens());
-    let (found, cpu) = (logprobs(&found), logprobs(&cpu));
-    let most = found.iter().zip(&cpu).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+    let wanted = logprobs(&cpu);
+    assert_eq!(wanted.len(), prompts.len() * 4 * 5);
+    let found = ["copy-reduce", "one-shot"].map(|allreduce| {
+        let way = ["--workers", "4", "--transport", "host", "--allreduce", allreduce];
+        let options = [&asked[..], &way, &tuned].concat();
+        let run = emulator.run_as(Job::new(2), &model, &options, &toolkit());
+        assert_eq!(run.tokens(), cpu.tokens(), "{allreduce}");
+        logprobs(&run)
+    });
+    let most = found[0].iter().zip(&wanted).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
     println!("log-probabilities differ by {most:.5} at most");
-    assert!(most < 0.01 && cpu.len() == prompts.len() * 4 * 5, "{most}\n{found:?}\n{cpu:?}");
+    assert!(most < 0.01, "{most}\n{found:?}\n{wanted:?}");
+    // Both sum the ranks' parts in the same order.
+    assert_eq!(found[0], found[1]);
 }

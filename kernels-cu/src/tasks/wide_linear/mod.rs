@@ -5,8 +5,8 @@
 //! `linear_with_residual` or, with `gated`, `linear` and `silu_mul`. A gated output is in `MPK_LAYOUT_WIDE` if its reader wants
 //! that. If a tile has all rows, x has the narrower column tiles. The residual may then be two summands `[2, rows, n]`.
 //!
-//! The output cannot be pushed. Tasks of rows that are not in use would push nothing, so their pushes would order nothing. They can write
-//! it into a peer's memory: each triggers an event there, even if it has nothing to write.
+//! The output can be pushed if one tile has all rows: some row is always in use, so every task pushes something, and its pushes order what
+//! follows. With several tiles of rows, tasks can write it into a peer's memory: each triggers an event there, even if it has nothing to write.
 //!
 //! Attributes: `gated`, `has_bias`, `has_residual`, `parts` (1, 2 or 4) and `first_row`. With `parts` there is one output (f32) for each
 //! part of k, the first with bias and residual, or one output `[2, rows, n]` with both parts. With `first_row`, only the tiles from this row
@@ -17,10 +17,12 @@ use crate::abi::{self, mpk_task_wide_linear, mpk_wide_linear_params, params_word
 use crate::registry::{GpuSite, Registration};
 use crate::tasks::contract;
 use crate::tasks::linear_family::gated::{gpu_layout, rows_of};
+use crate::tasks::linear_knobs::PUSHED_ROWS;
 use crate::tasks::operand::gpu_float;
 use crate::tasks::wide::{is_narrow, is_wide, matrix, narrow_dims, tall_tiles, wide_dims};
 use crate::tasks::wide_order::in_order;
 use crate::tasks::wide_tile::{CUT, MOST_BROAD_ROWS, MOST_TALL_ROWS, Tile, choose_broad, parted};
+use std::mem::offset_of;
 use std::sync::Arc;
 use taskgraph::task_type::{Access, LocalOp, OpError, OpView, Partition, ShardRule, TaskSpec, TensorType};
 use taskgraph::{Region, Target, TaskType};
@@ -29,6 +31,8 @@ use taskgraph::{Region, Target, TaskType};
 mod cut_test;
 #[cfg(test)]
 mod paired_test;
+#[cfg(test)]
+mod pushed_test;
 #[cfg(test)]
 mod test;
 
@@ -59,7 +63,8 @@ fn gpu(site: &GpuSite<'_>) -> Result<String, String> {
     if weight == "MPK_F32" || u32::from(x.dtype) != u32::from(site.inputs[1].dtype) {
         return Err("x and weight must be of one type of 2 bytes".to_string());
     }
-    if out.dtype != x.dtype && (params.gated != 0 || u32::from(out.dtype) != abi::MPK_F32) {
+    let sums = if params.push != 0 { abi::MPK_F32_FLAGGED } else { abi::MPK_F32 };
+    if out.dtype != x.dtype && (params.gated != 0 || u32::from(out.dtype) != sums) {
         return Err(format!("its output of type {} needs weights of the same type", out.dtype));
     }
     match params {
@@ -139,6 +144,7 @@ impl TaskType for WideLinear {
             high: tile.high,
             tokens: tile.tokens,
             width: tile.width,
+            push: 0,
         };
         // Parts consist of whole steps of a tile of few rows.
         let blocks = k.div_ceil(abi::MPK_FRAGMENT_K);
@@ -257,5 +263,17 @@ impl TaskType for WideLinear {
 
     fn holds_sums(&self) -> bool {
         true
+    }
+
+    fn pushable_output(&self) -> Option<usize> {
+        Some(0)
+    }
+
+    fn push_param(&self) -> Option<usize> {
+        Some(offset_of!(mpk_wide_linear_params, push) / 4)
+    }
+
+    fn most_pushed_rows(&self, target: &Target) -> u64 {
+        target.tuned(&PUSHED_ROWS).min(MOST_TALL_ROWS.into())
     }
 }

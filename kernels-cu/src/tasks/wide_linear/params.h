@@ -17,6 +17,7 @@ typedef struct mpk_wide_linear_params {
   uint32_t wide_output;  /* 1: the output is in MPK_LAYOUT_WIDE */
   /* The tile: `high` rows of the weights, `tokens` tiles of `width` rows of x. */
   uint32_t high, tokens, width;
+  uint32_t push; /* 1: the output is pushed as flagged words to every rank; then one tile has all rows */
 } mpk_wide_linear_params;
 
 #endif

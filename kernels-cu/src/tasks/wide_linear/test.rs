@@ -11,19 +11,19 @@ use crate::testing::{
 use serde_json::json;
 use taskgraph::op_graph::{Attrs, Tensor, WeightPart};
 use taskgraph::split::Part;
-use taskgraph::task_type::{LocalOp, OpView, OperandView, TaskType, TensorType};
+use taskgraph::task_type::{LocalOp, OpView, OperandView, Partition, TaskType, TensorType};
 use taskgraph::verify::verify;
 use taskgraph::{
     Allreduce, BuildOptions, Capacity, DType, OpGraph, Placement, Role, Rows, Sharding, Split, Target,
     TaskGraph, TensorId, build_all,
 };
 
-fn attrs(value: serde_json::Value) -> Attrs {
+pub(super) fn attrs(value: serde_json::Value) -> Attrs {
     value.as_object().cloned().unwrap_or_default()
 }
 
 /// A norm, a gated MLP and its residual, as in a decoder's layer.
-fn mlp(rows: u32, intermediate: u64) -> OpGraph {
+pub(super) fn mlp(rows: u32, intermediate: u64) -> OpGraph {
     mlp_with_sums(rows, intermediate, DType::F32)
 }
 
@@ -60,7 +60,7 @@ pub(super) fn mlp_with_sums(rows: u32, intermediate: u64, sums: DType) -> OpGrap
     graph
 }
 
-fn count(graph: &TaskGraph, name: &str) -> usize {
+pub(super) fn count(graph: &TaskGraph, name: &str) -> usize {
     graph.tasks.iter().filter(|t| graph.type_name(t) == name).count()
 }
 
@@ -436,11 +436,25 @@ fn run_tiles(
     workers: u32,
     batch: &mut TestBatch,
 ) -> TestTensor {
+    let mut out = TestTensor::poisoned(dtype, dims);
+    let partition = partition_of(attrs, inputs, out.ty(), [rows, columns], workers);
+    assert_covered_once(&partition, 0, dims);
+    run_partition("wide_linear", &partition, inputs, std::slice::from_mut(&mut out), batch);
+    out
+}
+
+/// The tasks of a wide product for `workers` workers.
+pub(super) fn partition_of(
+    attrs: &Attrs,
+    inputs: &[TestTensor],
+    out: TensorType,
+    [rows, columns]: [u32; 2],
+    workers: u32,
+) -> Partition {
     let operand =
         |ty: TensorType, role| OperandView { name: "operand", ty, sharding: &Sharding::Replicated, role };
-    let mut out = TestTensor::poisoned(dtype, dims);
     let roles: Vec<Role> = inputs.iter().map(|t| t.role.clone()).collect();
-    let as_rows = TensorType { dims: vec![rows.into(), columns.into()], rows: Rows::Tokens, ..out.ty() };
+    let as_rows = TensorType { dims: vec![rows.into(), columns.into()], rows: Rows::Tokens, ..out.clone() };
     let view = OpView {
         name: "test",
         attrs,
@@ -451,12 +465,9 @@ fn run_tiles(
     let local = LocalOp {
         global: &view,
         inputs: inputs.iter().map(TestTensor::ty).collect(),
-        outputs: vec![out.ty()],
+        outputs: vec![out],
         rank: 0,
         world: 1,
     };
-    let partition = super::WideLinear.partition(&local, &Target::cpu(workers)).unwrap();
-    assert_covered_once(&partition, 0, dims);
-    run_partition("wide_linear", &partition, inputs, std::slice::from_mut(&mut out), batch);
-    out
+    super::WideLinear.partition(&local, &Target::cpu(workers)).unwrap()
 }
