@@ -4,6 +4,7 @@
  * names them):
  *
  *   struct Example : mpk::gpu::TaskCode {
+ *     static constexpr bool kInlined = true;                   // only for code that must be part of the kernel's function
  *     static __device__ int run(mpk::gpu::Context& context);   // all kComputeThreads threads
  *     static __device__ bool load(mpk::gpu::Loader& loader);   // the loader and the prefetch warp; only where weights are streamed
  *     static __device__ bool bring(const mpk::gpu::TaskSlot& slot);   // all lanes of the fetch warp; only if `load` lends it the ring
@@ -103,6 +104,9 @@ class Context {
 
 /* What a task type has unless it says otherwise. */
 struct TaskCode {
+  /* Whether `run` is always part of the kernel's own function: for products that run asynchronously on the tensor cores, which the
+   * compiler serialises in other functions, and for what a decode step mainly consists of. See run_variant. */
+  static constexpr bool kInlined = false;
   static __device__ bool load(Loader&) { return true; }
   static __device__ bool bring(const TaskSlot&) { return true; }
   /* Whether all flagged words that the task reads have arrived; all lanes of the fetch warp call it and get the same. */

@@ -22,6 +22,7 @@ namespace gpu {
  * and the residual may be summands. */
 template <uint32_t Weight, uint32_t Source, uint32_t MostK, uint32_t N8, uint32_t X, uint32_t Norm, uint32_t Parts = 1>
 struct Linear : TaskCode {
+  static constexpr bool kInlined = true;
   static __device__ int run(Context& context);
   static __device__ bool load(Loader& loader);
 

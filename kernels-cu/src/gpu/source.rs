@@ -48,6 +48,7 @@ impl CompileOptions {
             prefetch_stages,
             prefetch_cycles,
             gap,
+            functions,
             work_bytes,
             shared_bytes,
         } = self.config;
@@ -64,6 +65,7 @@ impl CompileOptions {
             ("MPK_PREFETCH_STAGES", prefetch_stages),
             ("MPK_PREFETCH_CYCLES", prefetch_cycles),
             ("MPK_GAP", gap),
+            ("MPK_FUNCTIONS", functions),
             ("MPK_WORK_BYTES", work_bytes),
             ("MPK_SHARED_BYTES", shared_bytes),
         ];
@@ -102,18 +104,19 @@ pub fn source(expressions: &[Expression], options: &CompileOptions) -> String {
         line(&mut text, "  switch (code) {");
         for (_, indices) in &distinct {
             let cases: Vec<String> = indices.iter().map(|index| format!("case {index}:")).collect();
-            line(&mut text, &format!("    {} return Code{}::{call};", cases.join(" "), indices[0]));
+            let call = call.replace("Code", &format!("Code{}", indices[0]));
+            line(&mut text, &format!("    {} return {call};", cases.join(" ")));
         }
         line(&mut text, &format!("    default: return {otherwise};\n  }}\n}}"));
     };
-    table("int", "run_code", "Context& context", "run(context)", "no_code()");
-    table("bool", "load_code", "Loader& loader", "load(loader)", "true");
-    table("bool", "bring_code", "const TaskSlot& slot", "bring(slot)", "true");
+    table("int", "run_code", "Context& context", "run_variant<Code>(context)", "no_code()");
+    table("bool", "load_code", "Loader& loader", "Code::load(loader)", "true");
+    table("bool", "bring_code", "const TaskSlot& slot", "Code::bring(slot)", "true");
     table(
         "bool",
         "ready_code",
         "const TaskSlot& slot, const mpk_rank* rank, uint32_t lane",
-        "ready(slot, rank, lane)",
+        "Code::ready(slot, rank, lane)",
         "true",
     );
     line(&mut text, "\n}  // namespace gpu\n}  // namespace mpk\n\n#include \"gpu/persistent.cuh\"");
@@ -140,10 +143,11 @@ mod tests {
             "#define MPK_NVSHMEM 1\n",
             "#define MPK_STAGES 8\n",
             "#define MPK_GAP 128\n",
+            "#define MPK_FUNCTIONS 0\n",
             "    default: return no_code();\n",
             "#define MPK_DEBUG_X 1\n",
             "using Code1 = A<2>;\n",
-            "MPK_DISPATCH int run_code(uint32_t code, Context& context) {\n  switch (code) {\n    case 0: return Code0::run(context);",
+            "MPK_DISPATCH int run_code(uint32_t code, Context& context) {\n  switch (code) {\n    case 0: return run_variant<Code0>(context);",
             "case 2: return Code2::load(loader);",
             "case 2: return Code2::bring(slot);",
             "case 2: return Code2::ready(slot, rank, lane);",
@@ -162,7 +166,7 @@ mod tests {
         let text = source(&codes, &CompileOptions::new(Architecture::Sm90a, false));
         assert!(
             text.contains(
-                "    case 0: case 1: return Code0::run(context);\n    case 2: return Code2::run(context);"
+                "    case 0: case 1: return run_variant<Code0>(context);\n    case 2: return run_variant<Code2>(context);"
             ),
             "{text}"
         );

@@ -16,6 +16,20 @@ __device__ __forceinline__ int no_code() {
   return MPK_ABORT_KERNEL;
 }
 
+/* Runs a variant. With MPK_FUNCTIONS (knob code.functions), those that need not be inlined are functions. The compiler takes longer for
+ * the code of one function than for the same code in several. A function makes its own context, so that the context of inlined code
+ * stays in registers. */
+template <class Code>
+__device__ __noinline__ int run_in_function(const TaskSlot* slot) {
+  Context context(slot);
+  return Code::run(context);
+}
+template <class Code>
+__device__ __forceinline__ int run_variant(Context& context) {
+  if constexpr (MPK_FUNCTIONS != 0 && !Code::kInlined) return run_in_function<Code>(context.slot);
+  else return Code::run(context);
+}
+
 }  // namespace gpu
 }  // namespace mpk
 

@@ -16,6 +16,7 @@ namespace gpu {
 
 template <uint32_t Weight>
 struct WideBroad : TaskCode {
+  static constexpr bool kInlined = true;
   static __device__ int run(Context& context);
   static __device__ bool load(Loader& loader);
 

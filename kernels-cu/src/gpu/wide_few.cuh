@@ -14,6 +14,7 @@ namespace gpu {
 
 template <uint32_t Weight, uint32_t N>
 struct WideFew : TaskCode {
+  static constexpr bool kInlined = true;
   static __device__ int run(Context& context);
   static __device__ bool load(Loader& loader);
 

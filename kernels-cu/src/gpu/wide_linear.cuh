@@ -132,6 +132,7 @@ struct WideStore {
 
 template <uint32_t Weight, uint32_t Nt, uint32_t N>
 struct WideLinear : TaskCode {
+  static constexpr bool kInlined = true;
   static __device__ int run(Context& context);
   static __device__ bool load(Loader& loader);
 

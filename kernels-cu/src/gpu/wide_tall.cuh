@@ -78,6 +78,7 @@ __device__ __forceinline__ void tall_multiply(WideSums<Chains, N>& sums, StageRi
 
 template <uint32_t Weight, uint32_t N>
 struct WideTall : TaskCode {
+  static constexpr bool kInlined = true;
   static __device__ int run(Context& context);
   static __device__ bool load(Loader& loader);
 

@@ -30,7 +30,7 @@ pub const LEAST_PARTIAL_ROWS: Knob = Knob {
 };
 
 /// The most rows of an iteration for which wide products push their sums to the other ranks as they compute them. Above that, their sums
-/// are copied, or summed by shares. Not measured; it matters only with fewer rows than the default of [`LEAST_PARTIAL_ROWS`].
+/// are copied, or summed by shares. Not measured. At its default, it matters only if [`LEAST_PARTIAL_ROWS`] is below 17.
 pub const PUSHED_ROWS: Knob = Knob {
     name: "wide.pushed_rows",
     default: 16,

@@ -361,14 +361,15 @@ fn pushes(graph: &OpGraph, registry: &Registry, options: &BuildOptions, op: &Op,
     // It expands the same way on all ranks. An error is reported when it is cut.
     let view = op_view(graph, op);
     let rows = view.outputs[output].ty.dims.first().copied().unwrap_or(0);
+    let fits = |task_type: &dyn TaskType| rows <= task_type.most_pushed_rows(&options.target);
     match task_type.expand(&local_op(&view, 0, options.world), &options.target) {
         Ok(Some(expansion)) => expansion.ops.iter().all(|step| {
             let written = step.outputs.iter().position(|&o| o == ExpansionOperand::Output(output));
-            let step_type =
-                registry.get(step.op_type).filter(|t| rows <= t.most_pushed_rows(&options.target));
+            let step_type = registry.get(step.op_type).filter(|t| fits(t.as_ref()));
             written.is_none() || step_type.and_then(|t| can(t.as_ref())).map(|(o, _)| o) == written
         }),
-        _ => true,
+        Ok(None) => fits(task_type.as_ref()),
+        Err(_) => true,
     }
 }
 

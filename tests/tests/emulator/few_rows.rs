@@ -5,7 +5,7 @@ use mpk_tests::{Job, ModelFile};
 use serde_json::json;
 
 /// Tiles of 16 rows of x, gated ones with 128 rows of the weight, and partial sums that are copied to the other rank, or pushed while the
-/// products compute them. Twelve requests of different lengths decode together.
+/// products compute them. What need not be inlined is compiled as functions. Twelve requests of different lengths decode together.
 #[test]
 fn two_ranks_have_the_cpus_log_probabilities() {
     let Some(emulator) = Emulator::quick() else { return };
@@ -26,7 +26,9 @@ fn two_ranks_have_the_cpus_log_probabilities() {
     let cpu =
         Job::new(2).arg(model.path()).args(["--backend", "cpu", "--json"]).args(asked).run_beside_others();
     let cpu = cpu.json();
-    let tuned = ["--tune", "linear.gating_workers=1", "--tune", "wide.least_partial_rows=9"];
+    let tuned = ["linear.gating_workers=1", "wide.least_partial_rows=9", "code.functions=1"]
+        .map(|value| ["--tune", value])
+        .concat();
     let wanted = logprobs(&cpu);
     assert_eq!(wanted.len(), prompts.len() * 4 * 5);
     let found = ["copy-reduce", "one-shot"].map(|allreduce| {

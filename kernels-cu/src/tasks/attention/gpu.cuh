@@ -29,6 +29,7 @@ namespace gpu {
 template <uint32_t Dtype, uint32_t Dim, uint32_t PageSize, bool QkNorm, bool Partial, bool Streamed = false, uint32_t Heads = 1, bool Window = false,
           uint32_t Columns = 0>
 struct Attention : TaskCode {
+  static constexpr bool kInlined = true;
   using Share = attention::Share<Dtype, Dim, PageSize>;
   using Element = typename Share::Element;
 

@@ -19,6 +19,7 @@ namespace gpu {
  * rows. */
 template <uint32_t Dtype, uint32_t Dim, uint32_t PageSize, bool Window = false, uint32_t Columns = 0>
 struct AttentionPrefill : TaskCode {
+  static constexpr bool kInlined = true;
   static_assert(Dim == 64 || Dim == 128, "attention_prefill");
   using Places = attention_prefill::Layout<Dim>;
   using Control = attention_prefill::Control;

@@ -67,18 +67,18 @@ fn gpu(site: &GpuSite<'_>) -> Result<String, String> {
     if out.dtype != x.dtype && (params.gated != 0 || u32::from(out.dtype) != sums) {
         return Err(format!("its output of type {} needs weights of the same type", out.dtype));
     }
-    match params {
-        mpk_wide_linear_params { width: MOST_BROAD_ROWS, .. } if x.dims[3] == abi::MPK_WIDE_NARROW => {
-            Ok(format!("mpk::gpu::WideBroad<{weight}>"))
-        }
-        mpk_wide_linear_params { width, .. } if x.dims[3] == abi::MPK_WIDE_NARROW => {
-            Ok(format!("mpk::gpu::WideTall<{weight}, {}>", width))
-        }
-        mpk_wide_linear_params { high: 128, tokens, width, .. } => {
-            Ok(format!("mpk::gpu::WideLinear<{weight}, {tokens}, {width}>"))
-        }
-        mpk_wide_linear_params { width, .. } => Ok(format!("mpk::gpu::WideFew<{weight}, {width}>")),
+    let has_all_rows = x.dims[3] == abi::MPK_WIDE_NARROW;
+    let width = params.width;
+    let (code, pushes) = match params.high {
+        _ if has_all_rows && width == MOST_BROAD_ROWS => (format!("WideBroad<{weight}>"), false),
+        _ if has_all_rows => (format!("WideTall<{weight}, {width}>"), true),
+        128 => (format!("WideLinear<{weight}, {}, {width}>", params.tokens), false),
+        _ => (format!("WideFew<{weight}, {width}>"), true),
+    };
+    if params.push != 0 && !pushes {
+        return Err(format!("a product of {} rows cannot push its output", params.rows));
     }
+    Ok(format!("mpk::gpu::{code}"))
 }
 
 /// Blocks of k in a step of a tile of few rows (`gpu/wide_few.cuh`).

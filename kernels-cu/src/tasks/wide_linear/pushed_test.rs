@@ -4,7 +4,7 @@ use super::WideLinear;
 use super::test::{attrs, count, mlp, partition_of};
 use crate::abi;
 use crate::registry::registry;
-use crate::tasks::linear_knobs::{LEAST_PARTIAL_ROWS, PUSHED_ROWS};
+use crate::tasks::linear_knobs::{LEAST_PARTIAL_ROWS, PUSHED_ROWS, SHARED_TALL_ROWS};
 use crate::testing::{
     AlignedBytes, Call, TestBatch, TestOp, TestRank, TestTask, TestTensor, random_values, rounded, run_task,
 };
@@ -16,14 +16,21 @@ use taskgraph::{Allreduce, BuildOptions, DType, Placement, Target, build_all};
 /// Up to a number of rows, a one-shot allreduce gets its words from wide products. With more rows, it is replaced.
 #[test]
 fn products_of_few_rows_push_their_sums() {
-    for (rows, most, pushed) in
-        [(12, 16, true), (16, 16, true), (17, 16, false), (40, 64, true), (65, 128, false)]
-    {
+    // The last one has no tiles with all rows in narrow column tiles.
+    for (rows, most, tall, pushed) in [
+        (12, 16, 64, true),
+        (16, 16, 64, true),
+        (17, 16, 64, false),
+        (40, 64, 64, true),
+        (65, 128, 64, false),
+        (40, 64, 0, true),
+    ] {
         for world in [2, 4] {
             for placement in [Placement::Static, Placement::Dynamic] {
                 let mut target = Target { wide: true, ..Target::cpu(7) };
                 target.tuning.set(PUSHED_ROWS.name, most);
                 target.tuning.set(LEAST_PARTIAL_ROWS.name, 9);
+                target.tuning.set(SHARED_TALL_ROWS.name, tall);
                 let mut options = BuildOptions::new(world, target);
                 (options.allreduce, options.placement) = (Allreduce::OneShot, placement);
                 let what = format!("{world} ranks, {rows} rows, {placement:?}");
