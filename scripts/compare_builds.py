@@ -3,10 +3,12 @@
 
     scripts/compare_builds.py --build before=DIR --build after=target/release --decode qwen3-8b:2:1 --prefill qwen3-8b:1:480
 
-A build is a folder with mpk-bench and mpk-run. A case is MODEL:RANKS:BATCH for --decode, and MODEL:RANKS:TOKENS for --prefill;
+    scripts/compare_builds.py --build main=target/release --build functions=target/release,code.functions=1 --decode qwen3-8b:1:8
+
+A build is a folder with mpk-bench and mpk-run, and tuning values that it runs with. A case is MODEL:RANKS:BATCH for --decode, and MODEL:RANKS:TOKENS for --prefill;
 MODEL is the name of a shape (mpk-bench model) or a path. On GPUs, the kernels of all builds and cases are compiled first, side by side.
 Prints one line per case, with the ratio of each build to the first one, and says if a build gives other tokens (a change that sums in
-another order may). Exit status: 0, 1 if a run failed or was judged wrong, 2 for wrong arguments.
+another order may). Exit status: 0, 1 if a run failed or was judged wrong, 2 for wrong arguments, 3 if there are fewer GPUs than ranks.
 """
 
 import argparse
@@ -22,9 +24,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "tp"))
+import hardware  # noqa: E402
 from running import run  # noqa: E402
 
 CONTEXT = 512
+
+
+@dataclass
+class Build:
+    """A folder with programs, and the tuning values with which they run."""
+
+    folder: Path
+    tuned: list
+
+    def options(self):
+        """Options of mpk-bench and mpk-run."""
+        return [part for value in self.tuned for part in ("--tune", value)]
 
 
 @dataclass
@@ -58,10 +73,10 @@ class Case:
         return ["prefill", "--prompt", self.size]
 
 
-def refuse(problem):
-    """Ends the program because of wrong arguments."""
+def refuse(problem, status=2):
+    """Ends the program because of wrong arguments, or because something is missing."""
     print(f"compare_builds: {problem}", file=sys.stderr)
-    sys.exit(2)
+    sys.exit(status)
 
 
 def read_case(what, text):
@@ -73,14 +88,17 @@ def read_case(what, text):
 
 
 def read_builds(texts):
-    """{name: folder} from NAME=DIR."""
+    """{name: Build} from NAME=DIR or NAME=DIR,KNOB=VALUE,..."""
     builds = {}
     for text in texts:
-        name, equals, folder = text.partition("=")
+        name, equals, rest = text.partition("=")
+        folder, *tuned = rest.split(",")
         path = Path(folder).resolve()
         if not equals or not name or name in builds or not (path / "mpk-bench").is_file():
             refuse(f"--build {text}: expected NAME=DIR, with a new name and a folder that contains mpk-bench")
-        builds[name] = path
+        if wrong := [value for value in tuned if "=" not in value]:
+            refuse(f"--build {text}: expected KNOB=VALUE after the folder, not '{wrong[0]}'")
+        builds[name] = Build(path, tuned)
     if len(builds) < 2:
         refuse("give --build at least twice")
     return builds
@@ -92,7 +110,7 @@ def model_file(case, builds, work):
         return Path(case.model).resolve()
     path = work / f"{case.model}.json"
     if not path.exists():
-        done = run([next(iter(builds.values())) / "mpk-bench", "model", case.model], 60)
+        done = run([next(iter(builds.values())).folder / "mpk-bench", "model", case.model], 60)
         if done.status != 0:
             refuse(f"{case.model}: {done.problem()}")
         path.write_text(done.stdout)
@@ -102,9 +120,9 @@ def model_file(case, builds, work):
 def compile_ahead(arguments, builds, cases):
     """Compiles the kernels of all builds and cases. Says what failed; the case itself will fail, too."""
     def compiled(build, case):
-        command = [builds[build] / "mpk-run", case.file, "--compile-only", "--ranks", case.ranks, "--greedy", "--tuning", "off",
-                   *case.sizes(arguments), *arguments.options]
-        return build, case, run(command, arguments.limit)
+        command = [builds[build].folder / "mpk-run", case.file, "--compile-only", "--ranks", case.ranks, "--greedy", "--tuning", "off",
+                   *case.sizes(arguments), *builds[build].options(), *arguments.options]
+        return build, case, run(command, arguments.compile_limit)
 
     with ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // 2)) as pool:
         for build, case, done in pool.map(lambda pair: compiled(*pair), [(b, c) for c in cases for b in builds]):
@@ -112,24 +130,24 @@ def compile_ahead(arguments, builds, cases):
                 print(f"compare_builds: {build}: kernels of {case}: {done.problem()}", file=sys.stderr)
 
 
-def measure(arguments, build, program, case):
+def measure(arguments, name, build, case):
     """One run of one build. Keeps its samples, and its tokens if they are the first."""
     launcher = ["mpirun", "-n", case.ranks] if case.ranks > 1 else []
-    command = [*launcher, program, *case.options(arguments), "--model", case.file, "--backend", arguments.backend,
-               "--tuning", "off", "--repeats", arguments.repeats, *arguments.options]
+    command = [*launcher, build.folder / "mpk-bench", *case.options(arguments), "--model", case.file, "--backend", arguments.backend,
+               "--tuning", "off", "--repeats", arguments.repeats, *build.options(), *arguments.options]
     done = run(command, arguments.limit)
     found = done.objects()
     if done.status != 0 or len(found) != 1:
-        case.problems.append(f"{build}: {done.problem()}")
+        case.problems.append(f"{name}: {done.problem()}")
         return
     result = found[0]
     verdict = result["verdict"]
     if verdict["right"] is not True:
-        case.problems.append(f"{build}: wrong: {json.dumps(verdict)}")
-    case.samples.setdefault(build, []).append(result["ms"]["median"])
+        case.problems.append(f"{name}: wrong: {json.dumps(verdict)}")
+    case.samples.setdefault(name, []).append(result["ms"]["median"])
     case.floor = (result.get("floor") or {}).get("ms", case.floor)
-    if case.tokens.setdefault(build, verdict["tokens_hash"]) != verdict["tokens_hash"]:
-        case.problems.append(f"{build}: its runs differ in their tokens")
+    if case.tokens.setdefault(name, verdict["tokens_hash"]) != verdict["tokens_hash"]:
+        case.problems.append(f"{name}: its runs differ in their tokens")
 
 
 def line(case, builds):
@@ -154,7 +172,7 @@ def line(case, builds):
 def main():
     """Runs everything."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--build", action="append", default=[], metavar="NAME=DIR")
+    parser.add_argument("--build", action="append", default=[], metavar="NAME=DIR[,KNOB=VALUE...]")
     parser.add_argument("--decode", action="append", default=[], metavar="MODEL:RANKS:BATCH")
     parser.add_argument("--prefill", action="append", default=[], metavar="MODEL:RANKS:TOKENS")
     parser.add_argument("--context", type=int, default=CONTEXT, help="tokens before the first step that counts")
@@ -163,6 +181,7 @@ def main():
     parser.add_argument("--repeats", type=int, default=3, help="repetitions in each run")
     parser.add_argument("--backend", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--limit", type=float, default=120, metavar="SECONDS", help="time limit of one run")
+    parser.add_argument("--compile-limit", type=float, default=900, metavar="SECONDS", help="time limit of one compilation")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="start no run after this time")
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("options", nargs="*", help="further options of mpk-bench and mpk-run, after --")
@@ -171,6 +190,9 @@ def main():
     cases = [read_case("decode", text) for text in arguments.decode] + [read_case("prefill", text) for text in arguments.prefill]
     if not cases:
         refuse("give --decode or --prefill")
+    gpus, most = len(hardware.smi(["name"])), max(case.ranks for case in cases)
+    if arguments.backend == "cuda" and most > gpus:
+        refuse(f"{most} ranks, but {gpus} GPUs: leave these cases out, or run with --backend cpu", 3)
     began, work = time.monotonic(), Path(tempfile.mkdtemp(prefix="mpk-builds."))
     try:
         for case in cases:
@@ -180,11 +202,11 @@ def main():
         for case in cases:
             # ABBA: what drifts does not favour a build.
             for turn in range(arguments.rounds):
-                for build, folder in list(builds.items())[:: 1 if turn % 2 == 0 else -1]:
+                for name, build in list(builds.items())[:: 1 if turn % 2 == 0 else -1]:
                     if time.monotonic() - began > arguments.seconds:
-                        case.problems.append(f"{build}: no time left")
+                        case.problems.append(f"{name}: no time left")
                         continue
-                    measure(arguments, build, folder / "mpk-bench", case)
+                    measure(arguments, name, build, case)
             print(line(case, builds), flush=True)
             for problem in case.problems:
                 print(f"  {problem}", flush=True)
@@ -192,7 +214,8 @@ def main():
         shutil.rmtree(work, ignore_errors=True)
         if arguments.json:
             rows = [{"case": str(case), "ms": case.samples, "floor_ms": case.floor, "problems": case.problems} for case in cases]
-            report = {"schema": "mpk-builds/1", "backend": arguments.backend, "builds": list(builds), "cases": rows}
+            report = {"schema": "mpk-builds/1", "backend": arguments.backend, "builds": list(builds),
+                      "tuned": {name: build.tuned for name, build in builds.items()}, "cases": rows}
             arguments.json.write_text(json.dumps(report, indent=1) + "\n")
     sys.exit(1 if any(case.problems for case in cases) else 0)
 

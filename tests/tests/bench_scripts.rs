@@ -119,14 +119,15 @@ fn bad_options_of_the_benchmark_are_refused() {
     }
 }
 
-/// A build compared with itself, on one and two ranks, and with a folder that has no programs.
+/// A build compared with itself and a tuning value, on one and two ranks; with a folder that has no programs, and with a value
+/// without a name. More ranks than GPUs.
 #[test]
 fn builds_take_turns_and_are_judged() {
     let _turn = Turn::take();
     let folder = tempfile::tempdir().expect("a temporary folder");
     let report = folder.path().join("report.json");
     let programs = binary().parent().expect("a folder").display().to_string();
-    let compare = |builds: [&str; 2]| {
+    let compare = |builds: [&str; 2], backend: &str, ranks: u32| {
         let mut command = Command::new("python3");
         command.arg(script("compare_builds.py")).env("PYTHONDONTWRITEBYTECODE", "1");
         command.env("OMPI_ALLOW_RUN_AS_ROOT", "1").env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
@@ -135,12 +136,12 @@ fn builds_take_turns_and_are_judged() {
             command.args(["--build", &format!("{name}={build}")]);
         }
         let model = model();
-        for (what, ranks, size) in [("decode", 2, 2), ("prefill", 1, 20)] {
+        for (what, ranks, size) in [("decode", ranks, 2), ("prefill", 1, 20)] {
             command.args([format!("--{what}"), format!("{model}:{ranks}:{size}")]);
         }
         command.args([
             "--backend",
-            "cpu",
+            backend,
             "--context",
             "16",
             "--steps",
@@ -152,7 +153,8 @@ fn builds_take_turns_and_are_judged() {
         ]);
         command.args([Path::new("--json"), &report]).output().expect("python3")
     };
-    let done = compare([&programs, &programs]);
+    let tuned = format!("{programs},attention.kv_heads=1,linear.gating_workers=1");
+    let done = compare([&programs, &tuned], "cpu", 2);
     let text = String::from_utf8_lossy(&done.stdout);
     assert!(done.status.success(), "{text}{}", String::from_utf8_lossy(&done.stderr));
     let found: Value = serde_json::from_slice(&std::fs::read(&report).expect("a report")).expect("JSON");
@@ -166,7 +168,20 @@ fn builds_take_turns_and_are_judged() {
         text.contains("2 ranks, batch 2") && text.contains("prompt 20") && !text.contains("other tokens"),
         "{text}"
     );
-    assert_eq!(compare([&programs, "/nonexistent"]).status.code(), Some(2));
+    assert_eq!(
+        found["tuned"],
+        json!({"before": [], "after": ["attention.kv_heads=1", "linear.gating_workers=1"]})
+    );
+    for (builds, backend, ranks, status, words) in [
+        ([&*programs, "/nonexistent"], "cpu", 2, 2, "contains mpk-bench"),
+        ([&programs, &format!("{programs},1")], "cpu", 2, 2, "not '1'"),
+        ([&programs, &programs], "cuda", 4096, 3, "4096 ranks, but "),
+    ] {
+        let done = compare(builds, backend, ranks);
+        let text = String::from_utf8_lossy(&done.stderr);
+        assert_eq!(done.status.code(), Some(status), "{text}");
+        assert!(text.contains(words) && !text.contains("Traceback"), "{text}");
+    }
 }
 
 /// Two batches of the tiny model; a shape and a folder that do not exist.

@@ -1,9 +1,8 @@
 use super::reference::linear;
-use crate::abi;
 use crate::tasks::linear_family::PUSH_PARAM;
 use crate::testing::{
-    AlignedBytes, Call, TestBatch, TestOp, TestRank, TestTask, TestTensor, assert_close, on_all_levels,
-    random_values, rounded, rounding, run_task,
+    TestBatch, TestOp, TestTensor, assert_close, assert_pushed, on_all_levels, random_values, rounded,
+    rounding,
 };
 use serde_json::json;
 use taskgraph::{DType, Rows};
@@ -116,45 +115,8 @@ fn pushed_words_reach_every_rank_with_their_tag() {
     let op = TestOp::new("linear", json!({}), rows);
     let plain = op.run(&mut inputs, &mut TestBatch::rows(rows)).unwrap()[0].words();
 
-    let mut partition = op.partition(&inputs).unwrap();
-    partition.params[PUSH_PARAM] = 1;
-    let (offset, heap_bytes) = (640u64, 640 + u64::from(rows * n) * 8);
-    let mut heaps: Vec<AlignedBytes> = (0..3).map(|_| AlignedBytes::new(heap_bytes as usize)).collect();
-    let sym: Vec<u64> = heaps.iter_mut().map(|h| h.bytes_mut().as_mut_ptr() as u64).collect();
-    let spec = &partition.tasks[0];
-    let task = TestTask {
-        params: partition.params.clone(),
-        args: spec.args,
-        inputs: spec.reads.iter().map(|r| inputs[usize::from(r.operand)].view(r)).collect(),
-        outputs: vec![abi::mpk_operand {
-            addr: sym[1] + offset,
-            dims: [rows, n, 1, 1],
-            strides: [n, 1, 0, 0],
-            dtype: abi::MPK_F32_FLAGGED as u8,
-            ndim: 2,
-            layout: 0,
-            symmetric: 1,
-            pe: -2,
-        }],
-        scratch_bytes: partition.scratch_bytes,
-    };
-    // The last epoch refreshes flagged words: all rows are pushed, although one
-    // is in use.
-    for (epoch, used) in [(7, rows), (8, 1), (abi::MPK_FLAG_REFRESH_EPOCHS, 1)] {
-        heaps.iter_mut().for_each(|heap| heap.bytes_mut().fill(0xff));
-        let mut batch = TestBatch { epoch, flags: [161, 5], ..TestBatch::rows(used) };
-        let rank = TestRank { rank: 1, sym: sym.clone() };
-        assert_eq!(run_task("linear", &task, &mut batch, &rank, Call::Run), 0);
-        let pushed = if epoch == abi::MPK_FLAG_REFRESH_EPOCHS { rows } else { used };
-        for heap in &heaps {
-            for (i, word) in heap.bytes()[offset as usize..].chunks_exact(8).enumerate() {
-                let (value, tag) = (&word[..4], &word[4..]);
-                let live = i < (pushed * n) as usize;
-                assert_eq!(tag, if live { epoch * 161 + 5 } else { u32::MAX }.to_ne_bytes());
-                assert!(!live || value == plain[i].to_ne_bytes());
-            }
-        }
-    }
+    let partition = op.partition(&inputs).unwrap();
+    assert_pushed("linear", partition, PUSH_PARAM, &mut inputs, [rows, n], &plain);
 }
 
 #[test]

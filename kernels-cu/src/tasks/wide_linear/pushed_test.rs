@@ -2,12 +2,9 @@
 
 use super::WideLinear;
 use super::test::{attrs, count, mlp, partition_of};
-use crate::abi;
 use crate::registry::registry;
 use crate::tasks::linear_knobs::{LEAST_PARTIAL_ROWS, PUSHED_ROWS, SHARED_TALL_ROWS};
-use crate::testing::{
-    AlignedBytes, Call, TestBatch, TestOp, TestRank, TestTask, TestTensor, random_values, rounded, run_task,
-};
+use crate::testing::{TestBatch, TestOp, TestTensor, assert_pushed, random_values, rounded};
 use serde_json::json;
 use taskgraph::task_type::TaskType;
 use taskgraph::verify::verify;
@@ -67,44 +64,8 @@ fn pushed_words_reach_every_rank_with_their_tag() {
     inputs[0] = pack.run(&mut inputs[..1], &mut TestBatch::rows(rows)).unwrap().remove(0);
 
     let attrs = attrs(json!({}));
-    let mut partition =
-        partition_of(&attrs, &inputs, TestTensor::poisoned(DType::F32, &[rows, n]).ty(), [rows, n], 132);
-    partition.params[WideLinear.push_param().unwrap()] = 1;
-    let (offset, heap_bytes) = (640u64, 640 + u64::from(rows * n) * 8);
-    let mut heaps: Vec<AlignedBytes> = (0..3).map(|_| AlignedBytes::new(heap_bytes as usize)).collect();
-    let sym: Vec<u64> = heaps.iter_mut().map(|h| h.bytes_mut().as_mut_ptr() as u64).collect();
-    let rank = TestRank { rank: 1, sym: sym.clone() };
-    for (epoch, used) in [(7, rows), (8, 1), (abi::MPK_FLAG_REFRESH_EPOCHS, 1)] {
-        heaps.iter_mut().for_each(|heap| heap.bytes_mut().fill(0xff));
-        let mut batch = TestBatch { epoch, flags: [161, 5], ..TestBatch::rows(used) };
-        for spec in &partition.tasks {
-            let ([r0, c0, ..], [r1, c1, ..]) = (spec.writes[0].region.lo, spec.writes[0].region.hi);
-            let task = TestTask {
-                params: partition.params.clone(),
-                args: spec.args,
-                inputs: spec.reads.iter().map(|r| inputs[usize::from(r.operand)].view(r)).collect(),
-                outputs: vec![abi::mpk_operand {
-                    addr: sym[1] + offset + u64::from(r0 * n + c0) * 8,
-                    dims: [r1 - r0, c1 - c0, 1, 1],
-                    strides: [n, 1, 0, 0],
-                    dtype: abi::MPK_F32_FLAGGED as u8,
-                    ndim: 2,
-                    layout: 0,
-                    symmetric: 1,
-                    pe: -2,
-                }],
-                scratch_bytes: partition.scratch_bytes,
-            };
-            assert_eq!(run_task("wide_linear", &task, &mut batch, &rank, Call::Run), 0);
-        }
-        let pushed = if epoch == abi::MPK_FLAG_REFRESH_EPOCHS { rows } else { used };
-        for heap in &heaps {
-            for (i, word) in heap.bytes()[offset as usize..].chunks_exact(8).enumerate() {
-                let (value, tag) = (&word[..4], &word[4..]);
-                let live = i < (pushed * n) as usize;
-                assert_eq!(tag, if live { epoch * 161 + 5 } else { u32::MAX }.to_ne_bytes());
-                assert!(!live || value == wanted[i].to_ne_bytes(), "{i}");
-            }
-        }
-    }
+    let out = TestTensor::poisoned(DType::F32, &[rows, n]).ty();
+    let partition = partition_of(&attrs, &inputs, out, [rows, n], 132);
+    let push = WideLinear.push_param().unwrap();
+    assert_pushed("wide_linear", partition, push, &mut inputs, [rows, n], &wanted);
 }
