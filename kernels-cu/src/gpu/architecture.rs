@@ -151,7 +151,7 @@ const GAP: Knob = Knob {
 };
 
 /// Whether variants that need not be part of the kernel's function are functions of their own (`run_variant` in task.cuh). The kernel of 8B
-/// on two ranks with 28 variants compiles in 68 s instead of 90 s then (one core of an Intel Xeon, family 6 model 207). Not timed on a GPU.
+/// on four ranks compiles in 65 s instead of 79 s then (side by side on two cores of an Intel Xeon, family 6 model 207). Not timed on a GPU.
 const FUNCTIONS: Knob = Knob {
     name: "code.functions",
     default: 0,
