@@ -1,10 +1,9 @@
 //! Runs single tasks and single operators on artificial operands, without a graph, for the tests and
 //! benchmarks of task types.
 
-mod pushed;
+pub mod pushed;
 mod tensor;
 
-pub use pushed::assert_pushed;
 pub use tensor::{AlignedBytes, TestTensor, decode, encode, rounded};
 
 use crate::abi;

@@ -1,8 +1,8 @@
 use super::reference::linear;
 use crate::tasks::linear_family::PUSH_PARAM;
+use crate::testing::pushed::assert_pushed;
 use crate::testing::{
-    TestBatch, TestOp, TestTensor, assert_close, assert_pushed, on_all_levels, random_values, rounded,
-    rounding,
+    TestBatch, TestOp, TestTensor, assert_close, on_all_levels, random_values, rounded, rounding,
 };
 use serde_json::json;
 use taskgraph::{DType, Rows};
