@@ -20,17 +20,18 @@ pub const LEAST_ROWS: Knob = Knob {
 };
 
 /// The fewest rows for which products become wide if each rank has a part of every sum. With 65 and with 17, a step on two H200s (8B)
-/// took 4.98 and 4.45 ms for 32 rows, 7.09 and 5.38 ms for 64 rows. With 9, before wide products could push their sums
-/// ([`PUSHED_ROWS`]), a step of 16 rows took 4.22 ms instead of 3.49 ms.
+/// took 4.98 and 4.45 ms for 32 rows, 7.09 and 5.38 ms for 64 rows. With 17 and with 9, it took 3.37 and 3.30 ms for 16 rows, 3.26 and
+/// 3.28 ms for 12 rows; with 32B 11.30 and 10.48 ms for 16 rows, 10.50 and 10.09 ms for 12 rows. Products with few columns need
+/// [`LEAST_ROWS`], too (`least_rows` in `wide.rs`).
 pub const LEAST_PARTIAL_ROWS: Knob = Knob {
     name: "wide.least_partial_rows",
-    default: 17,
+    default: 9,
     candidates: &[9, 17, 33, 65, 129],
-    about: "fewest rows of an iteration for which row-parallel products have wide tiles on several ranks",
+    about: "fewest rows of an iteration for which row-parallel products with many columns have wide tiles on several ranks",
 };
 
 /// The most rows of an iteration for which wide products push their sums to the other ranks as they compute them. Above that, their sums
-/// are copied, or summed by shares. Not measured. At its default, it matters only if [`LEAST_PARTIAL_ROWS`] is below 17.
+/// are copied, or summed by shares. More than 16 was not measured.
 pub const PUSHED_ROWS: Knob = Knob {
     name: "wide.pushed_rows",
     default: 16,

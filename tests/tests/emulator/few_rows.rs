@@ -26,9 +26,7 @@ fn two_ranks_have_the_cpus_log_probabilities() {
     let cpu =
         Job::new(2).arg(model.path()).args(["--backend", "cpu", "--json"]).args(asked).run_beside_others();
     let cpu = cpu.json();
-    let tuned = ["linear.gating_workers=1", "wide.least_partial_rows=9", "code.functions=1"]
-        .map(|value| ["--tune", value])
-        .concat();
+    let tuned = ["linear.gating_workers=1", "code.functions=1"].map(|value| ["--tune", value]).concat();
     let wanted = logprobs(&cpu);
     assert_eq!(wanted.len(), prompts.len() * 4 * 5);
     let found = ["copy-reduce", "one-shot"].map(|allreduce| {

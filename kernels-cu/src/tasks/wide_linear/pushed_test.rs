@@ -3,7 +3,7 @@
 use super::WideLinear;
 use super::test::{attrs, count, mlp, partition_of};
 use crate::registry::registry;
-use crate::tasks::linear_knobs::{LEAST_PARTIAL_ROWS, PUSHED_ROWS, SHARED_TALL_ROWS};
+use crate::tasks::linear_knobs::{LEAST_ROWS, PUSHED_ROWS, SHARED_TALL_ROWS};
 use crate::testing::pushed::assert_pushed;
 use crate::testing::{TestBatch, TestOp, TestTensor, random_values, rounded};
 use serde_json::json;
@@ -27,7 +27,6 @@ fn products_of_few_rows_push_their_sums() {
             for placement in [Placement::Static, Placement::Dynamic] {
                 let mut target = Target { wide: true, ..Target::cpu(7) };
                 target.tuning.set(PUSHED_ROWS.name, most);
-                target.tuning.set(LEAST_PARTIAL_ROWS.name, 9);
                 target.tuning.set(SHARED_TALL_ROWS.name, tall);
                 let mut options = BuildOptions::new(world, target);
                 (options.allreduce, options.placement) = (Allreduce::OneShot, placement);
@@ -45,6 +44,23 @@ fn products_of_few_rows_push_their_sums() {
                     assert!(branch > 0 && count(graph, "linear") == 0, "{what}");
                 }
             }
+        }
+    }
+}
+
+/// If tiles of 16 columns leave no worker more than one, a row-parallel product of few rows keeps them: wide tiles would be too few.
+#[test]
+fn products_with_few_columns_are_not_wide_on_several_ranks() {
+    // The product has 128 columns.
+    for (workers, rows, wide) in [(7, 16, true), (8, 16, false), (8, LEAST_ROWS.default as u32, true)] {
+        let mut options = BuildOptions::new(2, Target { wide: true, ..Target::cpu(workers) });
+        options.allreduce = Allreduce::OneShot;
+        let graphs = build_all(&mlp(rows, 520), &registry(), &options).unwrap();
+        for graph in &graphs {
+            let branch = graph.tasks.iter().filter(|task| graph.op_name(task) == "branch");
+            let is_wide = branch.map(|task| graph.type_name(task) == "wide_linear").collect::<Vec<_>>();
+            assert!(!is_wide.is_empty());
+            assert!(is_wide.iter().all(|&is| is == wide), "{workers} workers, {rows} rows: {is_wide:?}");
         }
     }
 }
