@@ -52,8 +52,8 @@ pub(crate) const JOINED_ROWS: Knob = Knob {
 pub(crate) const JOINED_SUMS: Knob = Knob {
     name: "allreduce.joined_sums",
     default: 1,
-    candidates: &[0, 1],
-    about: "1: if every rank sums all rows, of summands that were copied to it, one task sums and norms them; 0: two tasks",
+    candidates: &[0, 1, 2],
+    about: "1: if every rank sums all rows, of summands that were copied to it, one task sums and norms them; 2: also if `copy-reduce` is asked for; 0: two tasks",
 };
 
 /// The most bytes that a rank copies to its peers for a sum that is not pushed. Above that, each rank sums a share. On two H200s, a step of

@@ -195,9 +195,12 @@ proptest! {
             }
         }
         prop_assert!(verify::ranks_are_alike(&graphs));
-        // Who asks for copies gets one sum for each tile that is copied.
+        // Who asks for copies gets one sum for each tile that is copied, unless the knob says otherwise.
         o.allreduce = Allreduce::CopyReduce;
         let asked = check(&shape.graph("copied", world), &o);
         prop_assert!(asked.iter().all(|graph| joined_sums(graph) == 0));
+        o.target.tuning.set("allreduce.joined_sums", 2);
+        let joined = check(&shape.graph("copied", world), &o);
+        prop_assert!(joined.iter().zip(&graphs).all(|(a, b)| joined_sums(a) == joined_sums(b)));
     }
 }

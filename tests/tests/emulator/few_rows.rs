@@ -5,7 +5,8 @@ use mpk_tests::{Job, ModelFile};
 use serde_json::json;
 
 /// Tiles of 16 rows of x, gated ones with 128 rows of the weight, and partial sums that are copied to the other rank, or pushed while the
-/// products compute them. What need not be inlined is compiled as functions. Twelve requests of different lengths decode together.
+/// products compute them. The tasks that sum copies also norm them, or not. What need not be inlined is compiled as functions. Twelve
+/// requests of different lengths decode together.
 #[test]
 fn two_ranks_have_the_cpus_log_probabilities() {
     let Some(emulator) = Emulator::quick() else { return };
@@ -29,16 +30,21 @@ fn two_ranks_have_the_cpus_log_probabilities() {
     let tuned = ["linear.gating_workers=1", "code.functions=1"].map(|value| ["--tune", value]).concat();
     let wanted = logprobs(&cpu);
     assert_eq!(wanted.len(), prompts.len() * 4 * 5);
-    let found = ["copy-reduce", "one-shot"].map(|allreduce| {
-        let way = ["--workers", "4", "--transport", "host", "--allreduce", allreduce];
+    let ways = [
+        ("copy-reduce", "allreduce.joined_sums=0"),
+        ("copy-reduce", "allreduce.joined_sums=2"),
+        ("one-shot", "allreduce.joined_sums=1"),
+    ];
+    let found = ways.map(|(allreduce, joined)| {
+        let way = ["--workers", "4", "--transport", "host", "--allreduce", allreduce, "--tune", joined];
         let options = [&asked[..], &way, &tuned].concat();
         let run = emulator.run_as(Job::new(2), &model, &options, &toolkit());
-        assert_eq!(run.tokens(), cpu.tokens(), "{allreduce}");
+        assert_eq!(run.tokens(), cpu.tokens(), "{allreduce}, {joined}");
         logprobs(&run)
     });
     let most = found[0].iter().zip(&wanted).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
     println!("log-probabilities differ by {most:.5} at most");
     assert!(most < 0.01, "{most}\n{found:?}\n{wanted:?}");
-    // Both sum the ranks' parts in the same order.
-    assert_eq!(found[0], found[1]);
+    // All sum the ranks' parts in the same order.
+    assert!(found.iter().all(|of_way| *of_way == found[0]), "{found:?}");
 }

@@ -107,10 +107,9 @@ impl Plan {
             return None;
         }
         joins.within = target.tuned(&JOINED_ROWS) != 0;
-        // Who asks for `copy-reduce` gets one `reduce` for each tile that is copied.
-        joins.whole = self.options.allreduce == Allreduce::Auto
-            && target.tuned(&JOINED_SUMS) != 0
-            && self.row_bytes(sum) <= MOST_JOINED_BYTES;
+        // Who asks for `copy-reduce` gets one `reduce` for each tile that is copied, unless the knob says otherwise.
+        let least = if self.options.allreduce == Allreduce::Auto { 1 } else { 2 };
+        joins.whole = target.tuned(&JOINED_SUMS) >= least && self.row_bytes(sum) <= MOST_JOINED_BYTES;
         let sums: Vec<u32> = self.part_of.iter().filter_map(|slots| slots.last().copied()).collect();
         joins.join(&self.slots, &sums, inputs, class, &mut self.parts)
     }
