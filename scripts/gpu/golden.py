@@ -94,6 +94,7 @@ def fixture_jobs(check):
             for choice in choices(ranks) if ranks == 1 or check.thorough else covering(ranks, index + ranks // 2):
                 found.append((name, steps, Job(model, ranks, logprobs=models.LOGPROBS, prefix_cache="on", **choice)))
     if check.cuda:
+        found += pushed_jobs(check)
         if check.gpus == 1:
             found += shared_gpu_jobs(check, "qwen3", 2, covering(2))
         steps = None if check.gpus >= 4 else SHORT
@@ -102,6 +103,16 @@ def fixture_jobs(check):
             for index, name in enumerate(["mistral", "llama", "qwen2", "tiny"]):
                 found += shared_gpu_jobs(check, name, 8, [covering(8, index)[index % 3]], SHORT)
     return found
+
+
+def pushed_jobs(check):
+    """Batches of 9 requests on several ranks whose wide products push their sums. The fixtures are so small that only few workers have more
+    than one tile of 16 columns each, without which such products are not wide."""
+    name, slots = "llama", 12
+    steps = min(SHORT, len(models.expected(name)["requests"][0]["tokens"]))
+    model = models.fixture_model(check, name, new_tokens=steps, suffix=f"-{slots}", max_batch=slots)
+    return [(name, steps, Job(model, ranks, "static", "one-shot", "p2p", models.LOGPROBS, workers=4, prefix_cache="on"))
+            for ranks in check.ranks() if ranks > 1]
 
 
 def shared_gpu_work(check, ranks):
