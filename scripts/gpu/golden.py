@@ -106,8 +106,8 @@ def fixture_jobs(check):
 
 
 def pushed_jobs(check):
-    """Batches of 9 requests on several ranks whose wide products push their sums. The fixtures are so small that only few workers have more
-    than one tile of 16 columns each, without which such products are not wide."""
+    """Batches of 9 requests on several ranks whose wide products push their sums. Such products are wide only if there are more tiles of 16
+    columns than workers. The fixtures are small, so there are few workers."""
     name, slots = "llama", 12
     steps = min(SHORT, len(models.expected(name)["requests"][0]["tokens"]))
     model = models.fixture_model(check, name, new_tokens=steps, suffix=f"-{slots}", max_batch=slots)

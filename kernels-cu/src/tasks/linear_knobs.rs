@@ -21,8 +21,8 @@ pub const LEAST_ROWS: Knob = Knob {
 
 /// The fewest rows for which products become wide if each rank has a part of every sum. With 65 and with 17, a step on two H200s (8B)
 /// took 4.98 and 4.45 ms for 32 rows, 7.09 and 5.38 ms for 64 rows. With 17 and with 9, it took 3.37 and 3.30 ms for 16 rows, 3.26 and
-/// 3.28 ms for 12 rows; with 32B 11.30 and 10.48 ms for 16 rows, 10.50 and 10.09 ms for 12 rows. Products with few columns need
-/// [`LEAST_ROWS`], too (`least_rows` in `wide.rs`).
+/// 3.28 ms for 12 rows; with 32B 11.30 and 10.48 ms for 16 rows, 10.50 and 10.09 ms for 12 rows. More ranks were not measured. Products
+/// with few columns need [`LEAST_ROWS`], too (`least_rows` in `wide.rs`).
 pub const LEAST_PARTIAL_ROWS: Knob = Knob {
     name: "wide.least_partial_rows",
     default: 9,

@@ -48,7 +48,7 @@ pub(crate) const JOINED_ROWS: Knob = Knob {
 };
 
 /// The same for sums of copied summands that every rank has, if [`Allreduce::Auto`] has chosen to copy. Then the tasks sum whole rows instead
-/// of column tiles.
+/// of column tiles. With 2, also if copies were asked for: for tests where `auto` does not choose them.
 pub(crate) const JOINED_SUMS: Knob = Knob {
     name: "allreduce.joined_sums",
     default: 1,
