@@ -127,6 +127,12 @@ pub struct Worker {
     /// Time for each sum of a task that holds all its sums until the end, in nanoseconds: it joins, converts and stores them.
     #[serde(default)]
     pub sum_ns: f64,
+    /// The rows of a weight that a full stage has in such a task. A tile with fewer rows fills a part of each stage. 0: its stages are full.
+    #[serde(default)]
+    pub step_rows: u32,
+    /// The least time in which such a task uses a stage, full or not.
+    #[serde(default)]
+    pub step_us: f64,
 }
 
 /// Times of the protocol's steps.
@@ -249,6 +255,7 @@ impl Cluster {
             ("peer_link.message_us", self.peer_link.message_us),
             ("worker.tile_us", self.worker.tile_us),
             ("worker.sum_ns", self.worker.sum_ns),
+            ("worker.step_us", self.worker.step_us),
         ];
         rates.extend(self.worker.page_gb_per_s.map(|rate| ("worker.page_gb_per_s", rate)));
         if let Some(network) = &self.network {

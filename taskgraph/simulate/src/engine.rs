@@ -133,7 +133,6 @@ impl Engine<'_> {
     }
 
     fn start(&mut self) {
-        let ahead = self.cluster.worker.pages_run_ahead;
         for rank in 0..self.ranks.len() as u32 {
             // Task 1 begins the graph.
             self.at(0, Happening::Trigger { rank, event: EventId::BEGIN });
@@ -142,7 +141,7 @@ impl Engine<'_> {
                 if r.graph.placement == Placement::Static {
                     for &task in &r.graph.worker_lists[worker as usize] {
                         let work = &r.work[task as usize];
-                        r.workers[worker as usize].stream.add(task, work.ahead(ahead), work.streamed);
+                        r.workers[worker as usize].stream.add(task, work, &self.cluster.worker);
                     }
                 }
                 self.take(rank, worker, 0, 0);
@@ -171,8 +170,7 @@ impl Engine<'_> {
             return;
         };
         if r.graph.placement == Placement::Dynamic {
-            let work = &r.work[task as usize];
-            w.stream.add(task, work.ahead(self.cluster.worker.pages_run_ahead), work.streamed);
+            w.stream.add(task, &r.work[task as usize], &self.cluster.worker);
         }
         if r.states[task as usize].needs == 0 {
             self.begin_at(rank, worker, now.max(free + ps(self.cluster.protocol.task_us)));
@@ -336,7 +334,9 @@ impl Engine<'_> {
                 let of = |all: u64| (all as f64 * share) as u64;
                 let tiles = ps(limits.tile_us * work.tiles(limits.tile_rows) * share);
                 let products = at_rate(of(work.flops), limits.gflop_per_s);
-                (took + tiles).max(products).max(at_rate(of(work.read_along), limits.near_gb_per_s))
+                let along = at_rate(of(work.read_along), limits.near_gb_per_s);
+                let step = if work.sums > 0 { ps(limits.step_us) } else { 0 };
+                (took + tiles).max(products).max(along).max(step)
             }
         };
         self.at(now + took, Happening::Used { rank, worker });

@@ -1,5 +1,6 @@
 //! The cost of a task, from the accesses that it declares.
 
+use crate::cluster::Worker as Limits;
 use std::collections::HashMap;
 use taskgraph::op_graph::Role;
 use taskgraph::task_graph::{Operand, Place, Task, Variant, core_types};
@@ -47,6 +48,13 @@ impl Work {
     /// Bytes of cache pages that stream ahead of the task, where `pages_run_ahead`.
     pub fn ahead(&self, pages_run_ahead: bool) -> u64 {
         if pages_run_ahead { self.pages } else { 0 }
+    }
+
+    /// The bytes of the weights in a stage, above 0.
+    pub fn of_stage(&self, limits: &Limits) -> u64 {
+        let (stage, rows) = (u64::from(limits.stage_bytes), u64::from(limits.step_rows));
+        let filled = if self.sums > 0 { self.weight_rows.min(rows) } else { 0 };
+        if filled == 0 { stage } else { (stage * filled / rows).max(1) }
     }
 
     /// Number of tiles of the weights, of `rows` rows each; 0 means all rows.

@@ -365,7 +365,7 @@ fn parts_of_k_share_what_they_declare_and_read_rows_along() {
     // As in `product`, but worker 0 also has a task with the same inputs, so each has half of the k.
     let mut registry = Registry::default();
     registry.register(std::sync::Arc::new(Steps));
-    let time = |parts: u32, near: f64| {
+    let in_steps = |parts: u32, near: f64, step_rows: u32, step_us: f64| {
         let mut graph = product(4);
         graph.type_names.push("steps".into());
         let of_type = graph.type_names.len() as u16 - 1;
@@ -386,13 +386,17 @@ fn parts_of_k_share_what_they_declare_and_read_rows_along() {
         cluster.worker.tile_rows = 1;
         cluster.worker.sum_ns = 25.0;
         cluster.worker.near_gb_per_s = near;
+        (cluster.worker.step_rows, cluster.worker.step_us) = (step_rows, step_us);
         let load = Load { active: 1, context: 0 };
         let outcome = simulate(&[graph], &registry, &cluster, load).unwrap();
         let record = outcome.records[0].iter().find(|r| r.task == 3).unwrap();
         (record.end - record.begin) / 1000
     };
+    let time = |parts, near| in_steps(parts, near, 0, 0.0);
     // One tile: 4 ns and 500. Rows at 1000 GB/s take no time of their own; 4000 bytes at 1 GB/s take 4 us. Each of the four
     // sums takes 25 ns, and each part has all of them.
     assert_eq!((time(1, 1000.0), time(1, 1.0)), (604, 4_100));
     assert_eq!((time(2, 1000.0), time(2, 1.0)), (602, 2_100));
+    // 1 us at least for each of four stages of 1000 bytes, or of eight that are half full because the tile has half of the rows.
+    assert_eq!([4, 8].map(|step_rows| in_steps(1, 1000.0, step_rows, 1.0)), [4_100, 8_100]);
 }
