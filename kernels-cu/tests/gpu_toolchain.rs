@@ -69,6 +69,8 @@ fn wide_products_run_on_the_tensor_cores_without_pauses() {
         ("wide_linear", "mpk::gpu::WideBroad<MPK_BF16>".to_string()),
         ("wide_linear", "mpk::gpu::WideLinear<MPK_BF16, 1, 128>".to_string()),
         ("wide_linear", "mpk::gpu::WideLinear<MPK_BF16, 2, 128>".to_string()),
+        ("wide_linear", "mpk::gpu::WideNarrow<MPK_BF16, 16>".to_string()),
+        ("wide_linear", "mpk::gpu::WideNarrow<MPK_BF16, 32>".to_string()),
         ("wide_linear", "mpk::gpu::WideTall<MPK_BF16, 16>".to_string()),
         ("wide_linear", "mpk::gpu::WideTall<MPK_BF16, 32>".to_string()),
         ("wide_linear", "mpk::gpu::WideTall<MPK_BF16, 64>".to_string()),

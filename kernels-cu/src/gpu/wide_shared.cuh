@@ -1,7 +1,10 @@
-/* Stores the sums of two warpgroups that have shared the k of a tile: each has a part of every sum of up to 64 rows of the weight times N
- * tokens. Warps w and w + 4 have the same rows. The first one adds up and stores the first half of the tokens, the other one the second
- * half. So a pair of warps needs only its own barrier. Each lane keeps the rows and tokens that the products give it: two neighbouring
- * tokens of one row of the weight, and of the row 8 below. */
+/* Stores the sums of two warpgroups that have shared the k of a tile of all tokens: up to 64 rows of the weight times N tokens. Two or four
+ * warps have a part of every sum of the same 16 rows. Each of them adds up and stores its share of the tokens. So they need only a barrier
+ * of their own. Each lane keeps the rows and tokens that the products give it: two neighbouring tokens of one row of the weight, and of the
+ * row 8 below.
+ *
+ * Two warps: w and w + 4. Four warps (wide_narrow.cuh): w, w + 2, w + 4 and w + 6. The second and the fourth have their sums in the
+ * second half of their registers. */
 #pragma once
 
 #include "gpu/push.cuh"
@@ -12,41 +15,37 @@ namespace gpu {
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-template <uint32_t Weight, uint32_t N>
+template <uint32_t Weight, uint32_t N, uint32_t Warps = 2>
 class SharedSums {
+  static constexpr uint32_t kSums = Warps == 2 ? N / 2 : N; /* of a lane */
+
  public:
   /* All compute threads. */
   __device__ __forceinline__ SharedSums(Context& context, uint32_t tokens)
-      : context_(context), out_(context.output(0)), tokens_(tokens), second_(context.warp / 4 != 0), tile_(context.warp % 4),
+      : context_(context), out_(context.output(0)), tokens_(tokens), own_(Warps == 2 ? context.warp / 4 : context.warp / 2), tile_(context.warp % kTiles),
         gated_(wide::params_of(*context.slot).gated != 0), adds_(wide::is_first(context) && wide::residual_of(context) != nullptr),
         wide_(wide::params_of(*context.slot).wide_output != 0),
-        buffer_(shared_address(work_area()) + kPlaces * kPlaceBytes + tile_ * (2 * kHalfBytes)) {}
+        buffer_(shared_address(work_area()) + kPlaces * kPlaceBytes + tile_ * kBufferBytes) {}
 
   /* Stores rows `part` * 64 .. + 64 of the tile. */
-  __device__ __forceinline__ void store(const float (&sums)[N / 2], uint32_t part) {
-    const uint32_t tile = part * 4 + tile_; /* of 16 rows of the weight */
+  __device__ __forceinline__ void store(const float (&sums)[kSums], uint32_t part) {
+    const uint32_t tile = part * kTiles + tile_; /* of 16 rows of the weight */
     /* Tiles in MPK_LAYOUT_WIDE are written whole. */
     if (!wide_ && tile * 16 >= context_.input(wide::kWeight).dims[0]) return;
     float bias[2];
     wide::load_bias(context_, gated_, tile, bias);
+    if constexpr (Warps == 2) {
 #pragma unroll
-    for (uint32_t from = 0; from < kKept; from += kAtOnce) {
-      Block blocks[kAtOnce];
-      add_up(blocks, sums, from);
-#pragma unroll
-      for (uint32_t b = 0; b < kAtOnce; ++b)
-#pragma unroll
-        for (uint32_t i = 0; i < 4; ++i) blocks[b].of[i] += bias[i / 2];
-      if (adds_) add_residual(blocks, from, tile);
-#pragma unroll
-      for (uint32_t b = 0; b < kAtOnce; ++b) {
-        const uint32_t token = first_token(from + b);
-        if (token >= tokens_) break;
-        if (gated_) store_gated(blocks[b], token, tile);
-        else if (out_.dtype == MPK_F32) store_floats(blocks[b], token, tile);
-        else if (out_.dtype == MPK_F32_FLAGGED) push(blocks[b], token, tile);
-        else store_rows(blocks[b], token, tile);
+      for (uint32_t from = 0; from < kKept; from += kAtOnce) {
+        Block blocks[kAtOnce];
+        add_up(blocks, sums, from);
+        finish(blocks, from, tile, bias);
       }
+    } else {
+      Block blocks[1];
+      add_up_four(blocks[0], sums);
+      /* With 16 tokens, two of the warps have none. */
+      if (own_ < kBlocks) finish(blocks, 0, tile, bias);
     }
   }
 
@@ -55,24 +54,74 @@ class SharedSums {
   struct Block {
     float of[4];
   };
-  static constexpr uint32_t kKept = N / 16;                /* blocks that a warp stores */
-  static constexpr uint32_t kAtOnce = kKept < 2 ? kKept : 2; /* as many as the pair's buffer holds */
-  static constexpr uint32_t kHalfBytes = kAtOnce * 512;      /* what one warp gives the other */
-  static_assert(4 * 2 * kHalfBytes <= kComputeWarps * kTurnBytes, "the buffers of four pairs of warps");
+  static_assert(Warps == 2 || (Warps == 4 && (N == 16 || N == 32)), "the warps' shares of the tokens");
+  static constexpr uint32_t kTiles = 8 / Warps;              /* of 16 rows that the warps have together */
+  static constexpr uint32_t kBlocks = N / 8;
+  static constexpr uint32_t kKept = Warps == 2 ? kBlocks / 2 : 1; /* blocks that a warp stores */
+  static constexpr uint32_t kAtOnce = kKept < 2 ? kKept : 2;      /* as many as the buffer of two warps holds */
+  static constexpr uint32_t kHalfBytes = kAtOnce * 512;           /* what one of two warps gives the other */
+  static constexpr uint32_t kBufferBytes = Warps == 2 ? 2 * kHalfBytes : 4 * 1024;
+  static_assert(kTiles * kBufferBytes <= kComputeWarps * kTurnBytes, "the buffers");
 
   /* The first token of kept block `number`. */
-  __device__ __forceinline__ uint32_t first_token(uint32_t number) const { return ((second_ ? kKept : 0) + number) * 8; }
+  __device__ __forceinline__ uint32_t first_token(uint32_t number) const { return (own_ * kKept + number) * 8; }
   /* The lane's tokens are this one and the next one. */
   __device__ __forceinline__ uint32_t token_of(uint32_t first) const { return first + context_.lane % 4 * 2; }
   /* The lane's first row of a tile. */
   __device__ __forceinline__ uint32_t row_of(uint32_t tile) const { return tile * 16 + context_.lane / 4; }
 
-  /* Barrier of the pair. Neighbouring warps use the same barriers in other tasks (wide::pair_sync). */
-  __device__ __forceinline__ void sync() const { asm volatile("bar.sync %0,64;" ::"r"(4 + tile_) : "memory"); }
+  /* Barrier of the warps with the same rows. Neighbouring warps use the same barriers in other tasks (wide::pair_sync). */
+  __device__ __forceinline__ void sync() const { asm volatile("bar.sync %0,%1;" ::"r"(4 + tile_), "n"(Warps * 32) : "memory"); }
 
-  /* The sums of kAtOnce kept blocks from `from` on: the first warpgroup's plus the second's. */
-  __device__ __forceinline__ void add_up(Block (&blocks)[kAtOnce], const float (&sums)[N / 2], uint32_t from) {
-    const uint32_t mine = buffer_ + (second_ ? kHalfBytes : 0) + context_.lane * 16, others = buffer_ + (second_ ? 0 : kHalfBytes) + context_.lane * 16;
+  /* Adds bias and residual to the sums of kAtOnce kept blocks from `from` on, and stores them. */
+  __device__ __forceinline__ void finish(Block (&blocks)[kAtOnce], uint32_t from, uint32_t tile, const float (&bias)[2]) const {
+#pragma unroll
+    for (uint32_t b = 0; b < kAtOnce; ++b)
+#pragma unroll
+      for (uint32_t i = 0; i < 4; ++i) blocks[b].of[i] += bias[i / 2];
+    if (adds_) add_residual(blocks, from, tile);
+#pragma unroll
+    for (uint32_t b = 0; b < kAtOnce; ++b) {
+      const uint32_t token = first_token(from + b);
+      if (token >= tokens_) break;
+      if (gated_) store_gated(blocks[b], token, tile);
+      else if (out_.dtype == MPK_F32) store_floats(blocks[b], token, tile);
+      else if (out_.dtype == MPK_F32_FLAGGED) push(blocks[b], token, tile);
+      else store_rows(blocks[b], token, tile);
+    }
+  }
+
+  /* Four warps: all parts of block `own_`, in the order of the warps. Two blocks at a time go through the buffer. */
+  __device__ __forceinline__ void add_up_four(Block& block, const float (&sums)[kSums]) const {
+    const bool lower = own_ % 2 != 0; /* its sums are in the second half */
+    const uint32_t at = buffer_ + context_.lane * 16;
+#pragma unroll
+    for (uint32_t from = 0; from < kBlocks; from += 2) {
+      /* Everybody has read the blocks before. */
+      if (from != 0) sync();
+#pragma unroll
+      for (uint32_t b = 0; b < 2; ++b) {
+        float given[4];
+#pragma unroll
+        for (uint32_t i = 0; i < 4; ++i) given[i] = lower ? sums[(kBlocks + from + b) * 4 + i] : sums[(from + b) * 4 + i];
+        store_shared16(at + (own_ * 2 + b) * 512, given);
+      }
+      sync();
+      if (own_ / 2 != from / 2) continue;
+#pragma unroll
+      for (uint32_t warp = 0; warp < 4; ++warp) {
+        const uint4 part = load_shared16(at + (warp * 2 + own_ % 2) * 512);
+        const uint32_t words[4] = {part.x, part.y, part.z, part.w};
+#pragma unroll
+        for (uint32_t i = 0; i < 4; ++i) block.of[i] = warp == 0 ? __uint_as_float(words[i]) : block.of[i] + __uint_as_float(words[i]);
+      }
+    }
+  }
+
+  /* Two warps: the sums of kAtOnce kept blocks from `from` on, the first warpgroup's plus the second's. */
+  __device__ __forceinline__ void add_up(Block (&blocks)[kAtOnce], const float (&sums)[kSums], uint32_t from) {
+    const bool is_second = own_ != 0;
+    const uint32_t mine = buffer_ + (is_second ? kHalfBytes : 0) + context_.lane * 16, others = buffer_ + (is_second ? 0 : kHalfBytes) + context_.lane * 16;
     /* The other warp has read what this warp gave it before. */
     if (used_) sync();
     used_ = true;
@@ -82,8 +131,8 @@ class SharedSums {
 #pragma unroll
       for (uint32_t i = 0; i < 4; ++i) {
         const float first = sums[(from + b) * 4 + i], second = sums[(kKept + from + b) * 4 + i];
-        given[i] = second_ ? first : second;
-        blocks[b].of[i] = second_ ? second : first;
+        given[i] = is_second ? first : second;
+        blocks[b].of[i] = is_second ? second : first;
       }
       store_shared16(mine + b * 512, given);
     }
@@ -201,8 +250,8 @@ class SharedSums {
   Context& context_;
   const mpk_operand& out_;
   const uint32_t tokens_;
-  const bool second_; /* of the warpgroups */
-  const uint32_t tile_; /* of the warp, among four */
+  const uint32_t own_;  /* number of the warp among those with the same rows */
+  const uint32_t tile_; /* of the warp */
   const bool gated_, adds_, wide_; /* has a residual; the output is in MPK_LAYOUT_WIDE */
   const uint32_t buffer_;
   bool used_ = false;

@@ -72,6 +72,11 @@ const TALL_WIDTHS: [u32; 3] = [16, 32, 64];
 /// The most rows of x in such a tile.
 pub const MOST_TALL_ROWS: u32 = TALL_WIDTHS[TALL_WIDTHS.len() - 1];
 
+/// A tile with so many rows of the weight and at most so many rows of x has code of its own (`gpu/wide_narrow.cuh`).
+pub const NARROW_COLUMNS: u32 = 32;
+/// See [`NARROW_COLUMNS`].
+pub const MOST_NARROW_ROWS: u32 = 32;
+
 /// The rows of x in a tile that has all of `rows` rows. `None` if there are too many.
 pub fn tall_width(rows: u64) -> Option<u32> {
     TALL_WIDTHS.into_iter().find(|&width| rows <= u64::from(width))

@@ -21,7 +21,9 @@ use crate::tasks::linear_knobs::PUSHED_ROWS;
 use crate::tasks::operand::gpu_float;
 use crate::tasks::wide::{is_narrow, is_wide, matrix, narrow_dims, tall_tiles, wide_dims};
 use crate::tasks::wide_order::in_order;
-use crate::tasks::wide_tile::{CUT, MOST_BROAD_ROWS, MOST_TALL_ROWS, Tile, choose_broad, parted};
+use crate::tasks::wide_tile::{
+    CUT, MOST_BROAD_ROWS, MOST_NARROW_ROWS, MOST_TALL_ROWS, NARROW_COLUMNS, Tile, choose_broad, parted,
+};
 use std::mem::offset_of;
 use std::sync::Arc;
 use taskgraph::task_type::{Access, LocalOp, OpError, OpView, Partition, ShardRule, TaskSpec, TensorType};
@@ -71,6 +73,9 @@ fn gpu(site: &GpuSite<'_>) -> Result<String, String> {
     let width = params.width;
     let (code, pushes) = match params.high {
         _ if has_all_rows && width == MOST_BROAD_ROWS => (format!("WideBroad<{weight}>"), false),
+        NARROW_COLUMNS if has_all_rows && width <= MOST_NARROW_ROWS => {
+            (format!("WideNarrow<{weight}, {width}>"), true)
+        }
         _ if has_all_rows => (format!("WideTall<{weight}, {width}>"), true),
         128 => (format!("WideLinear<{weight}, {}, {width}>", params.tokens), false),
         _ => (format!("WideFew<{weight}, {width}>"), true),
