@@ -290,11 +290,6 @@ pub trait TaskType: Debug + Send + Sync {
         None
     }
 
-    /// Whether its tasks read the tokens of the batch's rows (`mpk_batch.row_token`).
-    fn reads_tokens(&self) -> bool {
-        false
-    }
-
     /// The most rows of an output that is pushed. With more, not every task might have a row in use, or pushing is slow.
     fn most_pushed_rows(&self, target: &Target) -> u64 {
         let _ = target;

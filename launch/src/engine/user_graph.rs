@@ -26,9 +26,9 @@ use distributed::{Rank, World};
 use serde_json::Value;
 use std::time::{Duration, Instant};
 use taskgraph::json::{DataSources, op_graph_from_value};
-use taskgraph::op_graph::{Op, Role};
+use taskgraph::op_graph::Role;
 use taskgraph::words::counted;
-use taskgraph::{BuildError, BuildOptions, Builder, Capacity, OpGraph, Registry, Rows};
+use taskgraph::{BuildError, BuildOptions, Builder, Capacity, OpGraph, Rows};
 
 /// A parsed user graph, with the sources of its values.
 pub struct Parsed {
@@ -117,32 +117,12 @@ impl Prepared {
         let registry = kernels_cu::registry::registry();
         let builder = Builder::new(&graph, &registry, options).map_err(|error| places.error(error))?;
         check_batch_rows(builder.op_graph(), &places)?;
-        check_tokens(model, &graph, builder.op_graph(), &registry)?;
         let sharded = builder.op_graph().clone();
         // Memory is allocated only now, when the shapes are known to be consistent.
         let mut values = values(model, &graph, &sources, random, rank, wanted)?;
         let graph = fold(&graph, &mut values, &registry, options).map_err(|error| places.error(error))?;
         Ok(Prepared { graph, sharded, values, sequences, places })
     }
-}
-
-/// Refuses tokens that no operator reads, neither of the given graph nor of those of which the given ones consist.
-fn check_tokens(
-    model: &ModelJson,
-    given: &OpGraph,
-    built: &OpGraph,
-    registry: &Registry,
-) -> Result<(), AppError> {
-    let reads = |op: &Op| registry.get(&op.op_type).is_some_and(|task_type| task_type.reads_tokens());
-    // Several lists say how many rows each sequence has.
-    if model.generate.prompt_tokens.len() != 1 || given.ops.iter().chain(&built.ops).any(reads) {
-        return Ok(());
-    }
-    Err(AppError::input(format!(
-        "{}: generate.prompt_tokens has no effect on this graph, because none of its operators reads tokens",
-        model.file()
-    ))
-    .with_help("leave it out; such a graph needs only several lists, one for each sequence"))
 }
 
 /// Some operators work on the rows of the batch, not on those of their input. Checks that their inputs have as many rows.
@@ -264,11 +244,21 @@ impl UserGraph {
     }
 }
 
+/// The operators that read the rows' tokens.
+const READS_TOKENS: [&str; 2] = ["embedding", "token_counts"];
+
 /// The number of rows of each sequence. Several lists of tokens are several sequences; otherwise all rows are one.
 fn rows_of_sequences(model: &ModelJson, graph: &OpGraph) -> Result<Vec<u32>, AppError> {
     let Capacity { rows, active, .. } = graph.capacity;
     let lists = &model.generate.prompt_tokens;
     if lists.len() <= 1 {
+        if !lists.is_empty() && !graph.ops.iter().any(|op| READS_TOKENS.contains(&op.op_type.as_str())) {
+            return Err(AppError::input(format!(
+                "{}: generate.prompt_tokens has no effect on this graph, because none of its operators reads tokens",
+                model.file()
+            ))
+            .with_help("leave it out; only several lists, one for each sequence, matter to such a graph"));
+        }
         return Ok(vec![rows]);
     }
     let all: usize = lists.iter().map(Vec::len).sum();

@@ -77,10 +77,6 @@ impl TaskType for Embedding {
         Ok(ShardRule { inputs: vec![Need::AsIs], outputs: vec![output] })
     }
 
-    fn reads_tokens(&self) -> bool {
-        true
-    }
-
     fn partition(&self, op: &LocalOp<'_>, target: &Target) -> Result<Partition, OpError> {
         let (rows, columns) = contract::local_matrix(&op.outputs[0])?;
         let (tokens, k) = contract::local_matrix(&op.inputs[0])?;

@@ -64,10 +64,6 @@ impl TaskType for TokenCounts {
         Ok(ShardRule { inputs: vec![Need::AsIs], outputs: vec![op.inputs[0].sharding.clone()] })
     }
 
-    fn reads_tokens(&self) -> bool {
-        true
-    }
-
     fn partition(&self, op: &LocalOp<'_>, _target: &Target) -> Result<Partition, OpError> {
         let tiles = contract::attr_u32(op.global.attrs, "tiles")?.unwrap_or(1);
         let (slots, columns) = contract::local_matrix(&op.inputs[0])?;
