@@ -509,13 +509,6 @@ fn values_and_tokens_that_do_not_fit_are_refused() {
         let model = graph(1, &tensors, &[op("slice", &["x"], &["y"], json!({"shard": even(1)}))]);
         refused(&model, &format!("`x`: {wanted} is too large for {dtype}"));
     }
-    let mut x = tensor("x", "input", "f32", &[1, 2], &[0.0, 1.0]);
-    x["rows"] = json!("fixed");
-    let unread = graph(1, &[x], &[op("slice", &["x"], &["y"], json!({"shard": even(1)}))]);
-    refused(
-        &unread.set("generate.prompt_tokens", json!([[0]])),
-        "generate.prompt_tokens has no effect on this graph, because none of its operators reads tokens",
-    );
     let table = tensor("table", "weight", "f32", &[3, 2], &values(35, 6));
     for (tokens, wanted) in [
         (json!([0, 1, 2]), "give the tokens of the graph's 2 rows in generate.prompt_tokens[0], which has 3"),

@@ -244,21 +244,11 @@ impl UserGraph {
     }
 }
 
-/// The operators that read the rows' tokens.
-const READS_TOKENS: [&str; 2] = ["embedding", "token_counts"];
-
 /// The number of rows of each sequence. Several lists of tokens are several sequences; otherwise all rows are one.
 fn rows_of_sequences(model: &ModelJson, graph: &OpGraph) -> Result<Vec<u32>, AppError> {
     let Capacity { rows, active, .. } = graph.capacity;
     let lists = &model.generate.prompt_tokens;
     if lists.len() <= 1 {
-        if !lists.is_empty() && !graph.ops.iter().any(|op| READS_TOKENS.contains(&op.op_type.as_str())) {
-            return Err(AppError::input(format!(
-                "{}: generate.prompt_tokens has no effect on this graph, because none of its operators reads tokens",
-                model.file()
-            ))
-            .with_help("leave it out; only several lists, one for each sequence, matter to such a graph"));
-        }
         return Ok(vec![rows]);
     }
     let all: usize = lists.iter().map(Vec::len).sum();
