@@ -107,7 +107,7 @@ __device__ __forceinline__ const mpk_operand* residual_of(const Context& context
   return params.has_residual != 0 ? &context.input(kWeight + 1 + params.has_bias) : nullptr;
 }
 
-/* Named barriers 4 to 7 are for two warps: with neighbouring rows, or with the same rows (wide_shared.cuh). Attention uses 2 and 3. */
+/* Named barriers 4 to 7 are for two or four warps: with neighbouring rows, or with the same rows (wide_shared.cuh). Attention uses 2 and 3. */
 __device__ __forceinline__ void pair_sync(uint32_t warp) { asm volatile("bar.sync %0,64;" ::"r"(4 + warp / 2) : "memory"); }
 
 }  // namespace wide

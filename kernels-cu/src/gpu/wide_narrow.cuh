@@ -4,11 +4,10 @@
  * upper half, and 16 other k of the same rows in its lower half. Its tokens are those of both k, one after the other: two column tiles, which
  * are adjacent. Half of its sums belong together, the upper ones of the first k and the lower ones of the other k; the rest is not used.
  *
- * A stage has 256 k, so it is as full as a stage of 64 rows, and brings 16 KB with two copies. With stages of 128 k, tiles of 32 rows got
- * half of the memory's bandwidth at best: a step takes 0.25 us, whatever it brings (docs/scaling.md). The two warpgroups share the k of a
- * stage. So four warps have a part of every sum (wide_shared.cuh).
- *
- * A task may have only a part of k. Then its sums are one of several outputs, and a later task adds these up. */
+ * A stage has 256 k, so it is as full as a stage of 64 rows, and brings 16 KB with two copies. A step takes 0.25 us, whatever it brings
+ * (docs/scaling.md). With 128 k and 8 KB, all workers together took weights just as fast as memory delivers them, so stages that had come
+ * before the events saved next to nothing. The two warpgroups share the k of a stage. So four warps have a part of every sum
+ * (wide_shared.cuh). */
 #pragma once
 
 #include "gpu/wide_shared.cuh"

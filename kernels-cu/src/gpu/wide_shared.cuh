@@ -27,7 +27,7 @@ class SharedSums {
         wide_(wide::params_of(*context.slot).wide_output != 0),
         buffer_(shared_address(work_area()) + kPlaces * kPlaceBytes + tile_ * kBufferBytes) {}
 
-  /* Stores rows `part` * 64 .. + 64 of the tile. */
+  /* Stores rows `part` * 64 .. + 64 of the tile. Four warps have 32 rows, and call this once. */
   __device__ __forceinline__ void store(const float (&sums)[kSums], uint32_t part) {
     const uint32_t tile = part * kTiles + tile_; /* of 16 rows of the weight */
     /* Tiles in MPK_LAYOUT_WIDE are written whole. */

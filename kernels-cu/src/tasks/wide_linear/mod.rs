@@ -73,7 +73,8 @@ fn gpu(site: &GpuSite<'_>) -> Result<String, String> {
     let width = params.width;
     let (code, pushes) = match params.high {
         _ if has_all_rows && width == MOST_BROAD_ROWS => (format!("WideBroad<{weight}>"), false),
-        NARROW_COLUMNS if has_all_rows && width <= MOST_NARROW_ROWS => {
+        // A gated tile of so few rows of the weight would have half a column tile of the output.
+        NARROW_COLUMNS if has_all_rows && width <= MOST_NARROW_ROWS && params.gated == 0 => {
             (format!("WideNarrow<{weight}, {width}>"), true)
         }
         _ if has_all_rows => (format!("WideTall<{weight}, {width}>"), true),
