@@ -47,13 +47,13 @@ pub(crate) const JOINED_ROWS: Knob = Knob {
     about: "1: if rows of a sum stay with a rank, or are summed within it, one task sums and norms them; 0: two tasks",
 };
 
-/// The same for sums of copied summands that every rank has, if [`Allreduce::Auto`] has chosen to copy. Then the tasks sum whole rows instead
-/// of column tiles. With 2, also if copies were asked for: for tests where `auto` does not choose them.
+/// The same for sums that every rank has, of summands that were copied or pushed to it, if [`Allreduce::Auto`] has chosen that. Then the
+/// tasks sum whole rows instead of column tiles. With 2, also if the lowering was asked for: for tests where `auto` does not choose it.
 pub(crate) const JOINED_SUMS: Knob = Knob {
     name: "allreduce.joined_sums",
     default: 1,
     candidates: &[0, 1, 2],
-    about: "1: if every rank sums all rows, of summands that were copied to it, one task sums and norms them; 2: also if `copy-reduce` is asked for; 0: two tasks",
+    about: "1: if every rank sums all rows, one task sums and norms them; 2: also if `copy-reduce` or `one-shot` is asked for; 0: two tasks",
 };
 
 /// The most bytes that a rank copies to its peers for a sum that is not pushed. Above that, each rank sums a share. On two H200s, a step of

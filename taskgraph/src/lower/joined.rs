@@ -4,7 +4,7 @@
 //! own, and the next operator begins with something row by row, one task can do both for the same rows. It reads the summands, and writes
 //! the sum and what is computed from it. That saves a wait and reading the sum again.
 //!
-//! A *whole sum* is one that every rank has, of summands that were copied to it.
+//! A *whole sum* is one that every rank has, of summands that were copied or pushed to it.
 
 use super::one_event::OneEvent;
 use super::types::{LocalClass, Part, Slot, SlotKind, Step};
@@ -84,10 +84,7 @@ impl Joins {
             return known;
         }
         let joined = parts.get(sum as usize).zip(parts.get(rows as usize));
-        let flagged = |sum: &Part| sum.params.get(FLAGS).is_some_and(|flags| flags & sum_flags::FLAGGED != 0);
         let joined = joined.and_then(|(sum, rows)| match sum.type_name == core_types::REDUCE {
-            // A task polls its words with flags. One worker would poll a whole row for long: 8 us for 4,096 columns on H200.
-            true if flagged(sum) => None,
             true => {
                 join(sum, rows, input).or_else(|| join(&received_in_rows(sum, rows, input)?, rows, input))
             }
@@ -363,12 +360,5 @@ mod tests {
         assert!(changed(&|task| task.args[0] = 1).is_none());
         assert!(changed(&|task| task.args[1] = 1).is_none());
         assert!(received_in_rows(&sum(&[tile(0, 4)]), &step, 0).is_none());
-        // Only the task that polls words with flags knows when they have come.
-        let mut flagged = sum(&[tile(0, 4), tile(4, 6)]);
-        let mut parts = vec![flagged.clone(), step];
-        assert!(Joins::default().join_parts(0, 1, 0, &mut parts).is_some());
-        flagged.params[FLAGS] |= sum_flags::FLAGGED;
-        parts[0] = flagged;
-        assert!(Joins::default().join_parts(0, 1, 0, &mut parts).is_none());
     }
 }

@@ -5,7 +5,7 @@ use mpk_tests::{Job, ModelFile};
 use serde_json::json;
 
 /// Tiles of 16 rows of x, gated ones with 128 rows of the weight, and partial sums that are copied to the other rank, or pushed while the
-/// products compute them. The tasks that sum copies also norm them, or not. What need not be inlined is compiled as functions. Twelve
+/// products compute them. The tasks that sum also norm the sums, or not. What need not be inlined is compiled as functions. Twelve
 /// requests of different lengths decode together.
 #[test]
 fn two_ranks_have_the_cpus_log_probabilities() {
@@ -35,7 +35,7 @@ fn two_ranks_have_the_cpus_log_probabilities() {
         ("4", "copy-reduce", "allreduce.joined_sums=0"),
         ("4", "one-shot", "allreduce.joined_sums=1"),
         ("8", "copy-reduce", "allreduce.joined_sums=2"),
-        ("8", "one-shot", "allreduce.joined_sums=1"),
+        ("8", "one-shot", "allreduce.joined_sums=2"),
     ];
     let found = ways.map(|(workers, allreduce, joined)| {
         let way = ["--workers", workers, "--transport", "host", "--allreduce", allreduce, "--tune", joined];

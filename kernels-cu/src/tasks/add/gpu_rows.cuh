@@ -13,7 +13,7 @@ namespace gpu {
 template <uint32_t Count>
 struct PartSummands {
   static constexpr uint32_t kCount = Count, kDtype = MPK_F32, kNorm = Count;
-  static constexpr bool kResidual = false;
+  static constexpr bool kResidual = false, kFlagged = false;
 
   __device__ __forceinline__ explicit PartSummands(const Context& context) {
 #pragma unroll

@@ -3,6 +3,7 @@
 
 #include "gpu/task.cuh"
 #include "gpu/walk.cuh"
+#include "gpu/words.cuh"
 #include "tasks/reduce/gpu_rows.cuh"
 #include "tasks/reduce/params.h"
 
@@ -53,13 +54,10 @@ struct Piece<MPK_F32, Width> {
   __device__ __forceinline__ float operator[](uint32_t e) const { return v[e]; }
 };
 
-/* Relaxed, system scope: a word carries its own flag, and each of two words is read in one access. */
 template <uint32_t Width>
-__device__ __forceinline__ void load_words(uint64_t (&words)[Width], const uint64_t* from) {
-  if constexpr (Width == 2)
-    asm volatile("ld.relaxed.sys.global.v2.u64 {%0,%1},[%2];" : "=l"(words[0]), "=l"(words[1]) : "l"(from) : "memory");
-  else
-    words[0] = platform::load<platform::Scope::kSystem>(from, platform::kRelaxed);
+__device__ __forceinline__ void load_some(uint64_t (&words)[Width], const uint64_t* from) {
+  if constexpr (Width == 2) load_words(words[0], words[1], from);
+  else words[0] = platform::load<platform::Scope::kSystem>(from, platform::kRelaxed);
 }
 
 }  // namespace reduce
@@ -91,32 +89,7 @@ struct Reduce : TaskCode {
 
   static __device__ __forceinline__ bool ready(const TaskSlot& slot, const mpk_rank*, uint32_t lane) {
     if constexpr (!Flagged) return true;
-    const mpk_operand& receive = slot.operands[0];
-    const uint32_t rows_kind = reinterpret_cast<const mpk_reduce_params*>(slot.params)->rows_kind;
-    /* As rows_in_use_from. */
-    const uint32_t first = static_cast<uint32_t>(slot.task.args[0]), end = first + receive.dims[1];
-    const uint32_t used = rows_kind == 0 ? slot.num_rows : rows_kind == 1 ? slot.num_samples : end;
-    const uint32_t rows = used > first ? min(used, end) - first : 0;
-    const uint32_t columns = receive.dims[2], total = World * rows * columns;
-    const uint64_t* words = reinterpret_cast<const uint64_t*>(receive.addr);
-    constexpr uint32_t kBatch = 4;
-    /* From the end: the last rank's words and the last rows usually arrive last. */
-    for (uint32_t done = 0; done < total; done += 32 * kBatch) {
-      uint64_t seen[kBatch];
-#pragma unroll
-      for (uint32_t b = 0; b < kBatch; ++b) {
-        const uint32_t back = done + b * 32 + lane;
-        const uint32_t i = total - 1 - (back < total ? back : 0);
-        const uint32_t row = i / columns % rows, rank = i / columns / rows;
-        seen[b] = platform::load<platform::Scope::kSystem>(
-            words + static_cast<uint64_t>(rank) * receive.strides[0] + static_cast<uint64_t>(row) * receive.strides[1] + i % columns, platform::kRelaxed);
-      }
-      bool all = true;
-#pragma unroll
-      for (uint32_t b = 0; b < kBatch; ++b) all = all && mpk_flagged_arrived(seen[b], slot.tag);
-      if (!__all_sync(0xFFFFFFFFu, all)) return false;
-    }
-    return true;
+    return words_arrived<World>(slot, reinterpret_cast<const mpk_reduce_params*>(slot.params)->rows_kind, lane);
   }
 
  private:
@@ -232,7 +205,7 @@ struct Reduce : TaskCode {
       for (uint32_t polls = 0; polls < kQuickPolls && !all && !kWithoutAllreduces; ++polls) {
         /* All ranks' words are in flight before the first one is tested. */
 #pragma unroll
-        for (uint32_t r = 0; r < World; ++r) reduce::load_words<Width>(seen[r], words + static_cast<uint64_t>(r) * in.strides[0]);
+        for (uint32_t r = 0; r < World; ++r) reduce::load_some(seen[r], words + static_cast<uint64_t>(r) * in.strides[0]);
         all = true;
 #pragma unroll
         for (uint32_t r = 0; r < World; ++r)

@@ -7,7 +7,7 @@
 //! receive view f32_flagged [world, rows, columns], whose slots are all read, and the residual. Output: [rows,
 //! columns], f32 or the act dtype. Strides are arbitrary, but columns are contiguous.
 //!
-//! With `MPK_REDUCE_ROWS` (not flagged, f32 output) the task also norms the rows that it sums, as `wide_rows` does
+//! With `MPK_REDUCE_ROWS` (f32 output) the task also norms the rows that it sums, as `wide_rows` does
 //! ([`TaskType::joins_sum`](taskgraph::TaskType::joins_sum)). The last input is then the norm weight, the second output is the rows in
 //! `MPK_LAYOUT_WIDE`, and the parameters are `mpk_reduce_rows_params`.
 
@@ -87,26 +87,30 @@ fn gpu(site: &GpuSite<'_>) -> Result<String, String> {
 fn gpu_rows(
     site: &GpuSite<'_>,
     params: &mpk_reduce_params,
-    (own, sum, normed): (&mpk_operand, &mpk_operand, &mpk_operand),
+    (summand, sum, normed): (&mpk_operand, &mpk_operand, &mpk_operand),
 ) -> Result<String, String> {
     gpu_rows_contiguous(site.inputs.iter().chain([sum]))?;
     let words = size_of::<mpk_reduce_rows_params>() / 4;
     let bytes = bytemuck::cast_slice(site.params.get(..words).ok_or("its parameters are too few")?);
     let rows = bytemuck::pod_read_unaligned::<mpk_reduce_rows_params>(bytes).rows;
-    let [_, received, .., norm] = site.inputs else { return Err("it must have a norm weight".to_string()) };
-    let fits = params.flags & MPK_REDUCE_FLAGGED == 0
-        && rows.source == 1
+    let [first, second, ..] = site.inputs else { return Err("it must have a norm weight".to_string()) };
+    let norm = &site.inputs[site.inputs.len() - 1];
+    let flagged = params.flags & MPK_REDUCE_FLAGGED != 0;
+    let fits = rows.source == 1
         && u32::from(sum.dtype) == MPK_F32
-        && received.dtype == own.dtype
+        && (flagged || first.dtype == second.dtype)
         && [MPK_WIDE_COLUMNS, MPK_WIDE_NARROW].contains(&normed.dims[3]);
     if !fits {
         return Err("it must sum f32 and norm the rows".to_string());
     }
+    let (name, summands) = match flagged {
+        true => ("ReducePushedRows", String::new()),
+        false => ("ReduceRows", format!("{}, ", gpu_float(summand)?)),
+    };
     Ok(format!(
-        "mpk::gpu::ReduceRows<{}, {}, {}, {}, {}, {}, {}>",
+        "mpk::gpu::{name}<{}, {}, {summands}{}, {}, {}, {}>",
         params.world,
         params.flags & MPK_REDUCE_RESIDUAL != 0,
-        gpu_float(own)?,
         gpu_float(norm)?,
         gpu_float(normed)?,
         gpu_pieces(rows.columns, sum.dtype, 1),

@@ -1,8 +1,9 @@
-//! Tasks that sum rows and norm them.
+//! Tasks that sum rows and norm them. The summands are copied, or pushed as flagged words.
 
 use super::gpu;
 use crate::abi::{
-    MPK_REDUCE_RESIDUAL, MPK_REDUCE_ROWS, mpk_reduce_params, mpk_reduce_rows_params, params_words,
+    MPK_REDUCE_FLAGGED, MPK_REDUCE_RESIDUAL, MPK_REDUCE_ROWS, mpk_reduce_params, mpk_reduce_rows_params,
+    params_words,
 };
 use crate::isa::Isa;
 use crate::registry::GpuSite;
@@ -11,10 +12,16 @@ use crate::testing::{Call, TestBatch, TestRank, TestTask, TestTensor, random_val
 use taskgraph::task_type::Access;
 use taskgraph::{Capacity, DType, Region};
 
+/// The iteration, which is also the tag of the only flagged tensor's words.
+const EPOCH: u32 = 9;
+
 #[test]
 fn rows_are_summed_and_normed() {
     for (world, columns, summands, act, residual, rows) in [
-        (2u32, 256u32, DType::Bf16, DType::Bf16, true, WIDE),
+        (2u32, 256u32, DType::F32Flagged, DType::Bf16, true, NARROW),
+        (3, 70, DType::F32Flagged, DType::F16, false, WIDE),
+        (4, 130, DType::F32Flagged, DType::Bf16, true, WIDE),
+        (2, 256, DType::Bf16, DType::Bf16, true, WIDE),
         (2, 192, DType::F32, DType::Bf16, true, NARROW),
         (3, 70, DType::F32, DType::F16, true, WIDE),
         (4, 37, DType::F16, DType::F16, false, WIDE),
@@ -30,12 +37,19 @@ fn rows_are_summed_and_normed() {
             (0..world).map(|rank| rounded(summands, &random_values(u64::from(rank) + 1, size))).collect();
         let rest = random_values(77, size);
         let weight = rounded(act, &random_values(78, columns as usize));
-        // The rank's own slot is not read.
-        let received =
-            |other: u32| if other == rank { vec![f32::NAN; size] } else { of_ranks[other as usize].clone() };
+        let flagged = summands == DType::F32Flagged;
+        // The rank's own slot is not read. Its own words are.
+        let received = |other: u32| match other == rank && !flagged {
+            true => vec![f32::NAN; size],
+            false => of_ranks[other as usize].clone(),
+        };
         let received: Vec<f32> = (0..world).flat_map(received).collect();
         let mut own = TestTensor::new(summands, &[rows.all, columns], &of_ranks[rank as usize]);
         let mut receive = TestTensor::new(summands, &[world, rows.all, columns], &received);
+        if flagged {
+            let words = receive.data.bytes_mut().chunks_exact_mut(8);
+            words.for_each(|word| word[4..].copy_from_slice(&EPOCH.to_ne_bytes()));
+        }
         let mut rest_of_rows = TestTensor::new(DType::F32, &[rows.all, columns], &rest);
         let mut norm = TestTensor::weight(act, &[columns], &weight);
         let (dims, in_tile) = rows.normed(columns);
@@ -45,10 +59,14 @@ fn rows_are_summed_and_normed() {
                 let mut wide = TestTensor::poisoned(act, &dims);
                 let tile = rows.within(&[rows.all, columns], 0);
                 let slots = rows.within(&[world, rows.all, columns], 1);
-                let mut inputs = vec![own.view(&tile), receive.view(&slots)];
+                let mut inputs = Vec::new();
+                inputs.extend((!flagged).then(|| own.view(&tile)));
+                inputs.push(receive.view(&slots));
                 inputs.extend(residual.then(|| rest_of_rows.view(&tile)));
                 inputs.push(norm.view(&Access::new(0, Region::whole(&[columns]))));
-                let flags = MPK_REDUCE_ROWS | if residual { MPK_REDUCE_RESIDUAL } else { 0 };
+                let flags = MPK_REDUCE_ROWS
+                    | if residual { MPK_REDUCE_RESIDUAL } else { 0 }
+                    | if flagged { MPK_REDUCE_FLAGGED } else { 0 };
                 let of_sum = mpk_reduce_params { world, rank, rows_kind: 0, flags };
                 let params =
                     params_words(&mpk_reduce_rows_params { sum: of_sum, rows: rows.params(columns) });
@@ -66,9 +84,10 @@ fn rows_are_summed_and_normed() {
                     capacity: Capacity { rows: rows.all, samples: 1, active: 1 },
                 };
                 let code = gpu(&site).unwrap();
-                assert!(code.starts_with(&format!("mpk::gpu::ReduceRows<{world}, {residual}, ")), "{what}");
+                let name = if flagged { "ReducePushedRows" } else { "ReduceRows" };
+                assert!(code.starts_with(&format!("mpk::gpu::{name}<{world}, {residual}, ")), "{what}");
                 assert!(code.ends_with(&format!(", 1, {}>", dims[3])), "{what}: {code}");
-                let batch = &mut TestBatch::rows(rows.used);
+                let batch = &mut TestBatch { epoch: EPOCH, ..TestBatch::rows(rows.used) };
                 assert_eq!(run_task("reduce", &task, batch, &TestRank::default(), Call::Run), 0, "{what}");
                 let sum_of = |i: usize| {
                     let sum = of_ranks[1..].iter().fold(of_ranks[0][i], |sum, part| sum + part[i]);

@@ -9,7 +9,7 @@ use crate::testing::{TestBatch, TestOp, TestTensor, random_values, rounded};
 use serde_json::json;
 use taskgraph::task_type::TaskType;
 use taskgraph::verify::verify;
-use taskgraph::{Allreduce, BuildOptions, DType, Placement, Target, build_all};
+use taskgraph::{Allreduce, BuildOptions, DType, Placement, Target, TensorId, build_all};
 
 /// Up to a number of rows, a one-shot allreduce gets its words from wide products. With more rows, it is replaced.
 #[test]
@@ -44,6 +44,32 @@ fn products_of_few_rows_push_their_sums() {
                     assert!(branch > 0 && count(graph, "linear") == 0, "{what}");
                 }
             }
+        }
+    }
+}
+
+/// A task that sums pushed rows norms them, too.
+#[test]
+fn pushed_rows_are_summed_and_normed_by_one_task() {
+    for (world, joined) in [(2, 1), (4, 1), (4, 0)] {
+        let mut graph = mlp(12, 520);
+        let sum = graph.tensors.iter().position(|tensor| tensor.name == "out").unwrap();
+        let norm = graph.weight("norm2", DType::Bf16, &[128], None);
+        let normed = graph.op("normed2", "rmsnorm", &[TensorId(sum as u32), norm], attrs(json!({})));
+        let weight = graph.weight("last_weight", DType::Bf16, &[128, 128], None);
+        let last = graph.op("last", "linear", &[normed, weight], attrs(json!({})));
+        graph.tensor_mut(last).output = true;
+        let mut target = Target { wide: true, ..Target::cpu(7) };
+        target.tuning.set("allreduce.joined_sums", joined);
+        let options = BuildOptions { allreduce: Allreduce::Auto, ..BuildOptions::new(world, target) };
+        let graphs = build_all(&graph, &registry(), &options).unwrap();
+        if let Err(violations) = verify(&graphs) {
+            panic!("{world} ranks: {}", violations[0]);
+        }
+        for graph in &graphs {
+            let apart = graph.tasks.iter().any(|task| graph.op_name(task) == "last.rows");
+            assert_eq!(apart, joined == 0, "{world} ranks, {joined}");
+            assert!(graph.tensors.iter().any(|t| t.dtype == DType::F32Flagged));
         }
     }
 }

@@ -15,6 +15,9 @@ use crate::task_type::ExpansionOperand;
 /// The most bytes of a row of summands and residual for which whole sums are joined. A GPU task has the row in its shared memory, where it
 /// has 88 KiB on Hopper. A sum in column tiles needs no room for whole rows.
 const MOST_JOINED_BYTES: u64 = 80 << 10;
+/// The most words of a row, of all ranks, for which whole sums of pushed words are joined. One task polls them all, where otherwise each
+/// column tile has a task.
+const MOST_JOINED_WORDS: u64 = 20 << 10;
 
 /// What an operator has to do with the collectives before and after it.
 #[derive(Clone, Copy)]
@@ -107,16 +110,15 @@ impl Plan {
             return None;
         }
         joins.within = target.tuned(&JOINED_ROWS) != 0;
-        // Who asks for `copy-reduce` gets one `reduce` for each tile that is copied, unless the knob says otherwise.
+        // Who asks for a lowering gets one `reduce` for each of its tiles, unless the knob says otherwise.
         let least = if self.options.allreduce == Allreduce::Auto { 1 } else { 2 };
-        joins.whole = target.tuned(&JOINED_SUMS) >= least && self.row_bytes(sum) <= MOST_JOINED_BYTES;
+        joins.whole = target.tuned(&JOINED_SUMS) >= least && self.has_short_rows(sum);
         let sums: Vec<u32> = self.part_of.iter().filter_map(|slots| slots.last().copied()).collect();
         joins.join(&self.slots, &sums, inputs, class, &mut self.parts)
     }
 
-    /// The bytes of a row of what a `reduce` sums: the ranks' summands and the residual.
-    fn row_bytes(&self, reduce: &Slot) -> u64 {
-        // The rank's own summand takes the place of its slot among the received ones.
+    /// Whether a task can have whole rows of what a `reduce` sums: the ranks' summands and the residual.
+    fn has_short_rows(&self, reduce: &Slot) -> bool {
         let of_row = |&input: &u32| {
             let tensor = &self.tensors[input as usize];
             let elements = match tensor.dims.first().map(Dims::as_slice) {
@@ -124,9 +126,14 @@ impl Plan {
                 Some(&[_, columns]) => u64::from(columns),
                 _ => 0,
             };
-            elements * tensor.dtype.size()
+            (tensor.dtype, elements)
         };
-        reduce.inputs.iter().skip(1).map(of_row).sum()
+        let mut rows = reduce.inputs.iter().map(of_row);
+        match rows.next() {
+            Some((DType::F32Flagged, words)) => words <= MOST_JOINED_WORDS,
+            // The rank's own summand takes the place of its slot among the received ones.
+            _ => rows.map(|(dtype, elements)| elements * dtype.size()).sum::<u64>() <= MOST_JOINED_BYTES,
+        }
     }
 
     /// Gives the last slot, a sum, these parts and further operands.
