@@ -31,7 +31,7 @@ pub fn wide_index(row: usize, column: usize, columns: usize) -> usize {
 
 /// The same for the narrower column tiles, if the tiles have `tile_rows` rows.
 pub fn narrow_index(tile_rows: usize, row: usize, column: usize, columns: usize) -> usize {
-    index_in_tiles((tile_rows, abi::MPK_WIDE_NARROW as usize), row, column, columns, row / 2 % 4)
+    index_in_tiles((tile_rows, abi::MPK_WIDE_NARROW as usize), row, column, columns, row / 4 % 2)
 }
 
 /// The same for tiles of these rows and columns. In the row, piece p of 8 elements is in place p ^ `turned`.

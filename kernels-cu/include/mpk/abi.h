@@ -87,11 +87,10 @@ enum mpk_layout { MPK_LAYOUT_STRIDED = 0, MPK_LAYOUT_TILED = 1, MPK_LAYOUT_FRAGM
  * of 16: MPK_LAYOUT_FRAGMENT's order of k. */
 #define MPK_WIDE_ROWS 128u
 #define MPK_WIDE_COLUMNS 64u
-/* With few rows, column tiles may be half as wide, so that tasks of 32 columns write whole tiles. There is an even number of
- * these tiles, with a 64-byte swizzle. Narrow tiles of at most 64 rows have 16, 32 or 64 rows instead of 128, so that one copy brings
- * several column tiles. Column c, 0..31, of row r is, within that row's 64 bytes, element ((c / 16 * 2 + j / 8) ^
- * r / 2 % 4) * 8 + j % 8. */
-#define MPK_WIDE_NARROW 32u
+/* With few rows, column tiles are narrower, so that tasks of 16 columns write whole tiles. There is a multiple of 4 of these
+ * tiles, with a 32-byte swizzle. Narrow tiles of at most 64 rows have 16, 32 or 64 rows instead of 128, so that one copy brings
+ * several column tiles. Column c, 0..15, of row r is, within that row's 32 bytes, element (j / 8 ^ r / 4 % 2) * 8 + j % 8. */
+#define MPK_WIDE_NARROW 16u
 
 /* ---- the task graph ----------------------------------------------------------------------------------- */
 

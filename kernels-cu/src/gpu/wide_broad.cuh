@@ -1,7 +1,7 @@
 /* A tile of 65 to 128 rows, all of the iteration: up to three times 64 rows of the weight times 128 tokens. Memory bandwidth for the
  * weights and L2 bandwidth for the tokens limit such products, so a tile has many rows of the weight, which share the loaded tokens. Each
  * warpgroup has 64 of the tokens and all rows of the weight, so its sums are complete. In a gated product, 8 gates and their ups alternate
- * (MPK_LAYOUT_PAIRED). The tokens lie in column tiles of 32 (MPK_WIDE_NARROW), because a gated tile of 192 rows has 96 columns of the
+ * (MPK_LAYOUT_PAIRED). The tokens lie in column tiles of 16 (MPK_WIDE_NARROW), because a gated tile of 192 rows has 96 columns of the
  * output.
  *
  * A task may have only a part of k. Then its sums are one of several outputs, and a later task adds these up. */
@@ -27,7 +27,7 @@ struct WideBroad : TaskCode {
   static constexpr uint32_t kChains = 3;
   using Sums = WideSums<1, kTokens>;
   static constexpr uint32_t kTileBytes = 2 * kTokens * kNarrowBytes; /* of a column tile of all tokens; the next one is adjacent */
-  static_assert(kPlaceBytes == 2 * kTileBytes, "a place is 128 tokens x 64 k");
+  static_assert(kPlaceBytes == 4 * kTileBytes, "a place is 128 tokens x 64 k");
   static_assert(kStageBytes == 4 * 8 * kWideBlockBytes, "a stage is 64 rows x 128 k");
 
   static __device__ __forceinline__ uint32_t chains_of(const TaskSlot& slot) { return wide::params_of(slot).high / 64; }
@@ -46,7 +46,7 @@ __device__ inline bool WideBroad<Weight>::load(Loader& loader) {
   }
   WideLoader wide(loader);
   wide::RowStages<4, 8> rows(slot, blocks, chains);
-  uint64_t from_x = slot.operands[0].addr + blocks.first / 2 * kTileBytes;
+  uint64_t from_x = slot.operands[0].addr + blocks.first * kTileBytes;
   const auto weights = [&] { rows.template stream<true>(wide); };
   const auto place = [&] {
     wide.stream_place(from_x, kPlaceBytes);
@@ -62,7 +62,7 @@ __device__ __forceinline__ void WideBroad<Weight>::multiply(Sums (&sums)[kChains
                                                             uint32_t warp, uint32_t lane, bool arrives) {
 #pragma unroll
   for (uint32_t chain = 0; chain < kChains; ++chain) sums[chain].clear();
-  constexpr uint32_t kSecond = kTileBytes / 16; /* from one column tile to the next, in units of a descriptor */
+  constexpr uint32_t kNext = kTileBytes / 16; /* from one column tile to the next, in units of a descriptor */
   const uint32_t first_token = warp / 4 * (kTokens * kNarrowBytes);
   uint4 a[4];
   uint32_t tokens[2]; /* addresses of the warpgroup's tokens in the step's places */
@@ -85,7 +85,7 @@ __device__ __forceinline__ void WideBroad<Weight>::multiply(Sums (&sums)[kChains
         const uint64_t b = narrow_descriptor(tokens[half]);
         wgmma_fence();
 #pragma unroll
-        for (uint32_t block = 0; block < 4; ++block) wgmma<Weight>(sums[chain].of[0], a[block], b + (block / 2 * kSecond + block % 2 * 2));
+        for (uint32_t block = 0; block < 4; ++block) wgmma<Weight>(sums[chain].of[0], a[block], b + block * kNext);
         wgmma_commit();
         if (arrives && (half == 1 || here <= 4)) mbarrier_arrive(stages.empty_barrier());
         wgmma_wait<0>();

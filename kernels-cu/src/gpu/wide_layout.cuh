@@ -9,8 +9,8 @@ namespace gpu {
 /* A row of a tile in MPK_LAYOUT_WIDE has 4 groups of 16 columns. Returns the bytes from the row's start to half `half` of group
  * `group`. */
 __device__ __forceinline__ uint32_t wide_piece(uint32_t row, uint32_t group, uint32_t half) { return ((group * 2 + half) ^ (row & 7u)) * 16; }
-/* The same for a tile of 32 columns, which has 2 groups. */
-__device__ __forceinline__ uint32_t narrow_piece(uint32_t row, uint32_t group, uint32_t half) { return ((group * 2 + half) ^ (row / 2 & 3u)) * 16; }
+/* The same for a tile of 16 columns, which is one group. */
+__device__ __forceinline__ uint32_t narrow_piece(uint32_t row, uint32_t half) { return (half ^ (row / 4 & 1u)) * 16; }
 
 /* A head of row `row` of a whole tensor of 2-byte elements. The head has whole column tiles of `Columns` columns, from column `first`
  * on. */
@@ -26,7 +26,7 @@ struct WideHead {
   /* The address of half `half` of the 16 columns of the head that begin at `column`: of its odd or its even pairs of columns. */
   __device__ __forceinline__ uint64_t piece(uint32_t column, uint32_t half) const {
     const uint32_t group = column % Columns / 16;
-    return address + column / Columns * tile_bytes + (Columns == MPK_WIDE_NARROW ? narrow_piece(row, group, half) : wide_piece(row, group, half));
+    return address + column / Columns * tile_bytes + (Columns == MPK_WIDE_NARROW ? narrow_piece(row, half) : wide_piece(row, group, half));
   }
   /* The address of a column of the head. */
   __device__ __forceinline__ uint64_t of(uint32_t column) const {

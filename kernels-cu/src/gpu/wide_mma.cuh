@@ -15,9 +15,9 @@ __device__ __forceinline__ uint64_t wide_descriptor(uint32_t address) {
   return (static_cast<uint64_t>(address & 0x3FFFFu) >> 4) | (1ull << 16) | (64ull << 32) | (1ull << 62);
 }
 
-/* The same for column tiles of 32 (aligned to 512): rows of 64 bytes with the 64-byte swizzle, eight rows every 512 bytes. */
+/* The same for column tiles of 16 (aligned to 256): rows of 32 bytes with the 32-byte swizzle, eight rows every 256 bytes. */
 __device__ __forceinline__ uint64_t narrow_descriptor(uint32_t address) {
-  return (static_cast<uint64_t>(address & 0x3FFFFu) >> 4) | (1ull << 16) | (32ull << 32) | (2ull << 62);
+  return (static_cast<uint64_t>(address & 0x3FFFFu) >> 4) | (1ull << 16) | (16ull << 32) | (3ull << 62);
 }
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)

@@ -46,7 +46,7 @@ struct PlaceRing : WideRing<kPlaces, kPlaceBytes> {
 
 /* Bytes of 16 rows x 16 k of the weight. */
 constexpr uint32_t kWideBlockBytes = 16 * 16 * 2;
-/* Bytes of a row of a column tile of 32 (MPK_WIDE_NARROW). */
+/* Bytes of a row of a narrow column tile of 16 (MPK_WIDE_NARROW), which is a block of k. */
 constexpr uint32_t kNarrowBytes = MPK_WIDE_NARROW * 2;
 
 /* A warpgroup's sums: 64 rows of the weight times `Nt` times N tokens. */

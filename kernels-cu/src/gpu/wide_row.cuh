@@ -106,7 +106,7 @@ struct WideRow {
         : address(out.addr + row * (Columns * 2)), tile_bytes(static_cast<uint64_t>(out.strides[1]) * 2), number(first + row) {}
     __device__ __forceinline__ uint64_t of(uint32_t piece) const {
       const uint32_t column = piece * kColumns, unit = column / 16, word = column % 16 / 4;
-      const uint32_t in_row = Columns == MPK_WIDE_NARROW ? narrow_piece(number, unit % kUnits, 0) : wide_piece(number, unit % kUnits, 0);
+      const uint32_t in_row = Columns == MPK_WIDE_NARROW ? narrow_piece(number, 0) : wide_piece(number, unit % kUnits, 0);
       return address + unit / kUnits * tile_bytes + in_row + word * 4;
     }
   };

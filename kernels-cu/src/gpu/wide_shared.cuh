@@ -1,4 +1,4 @@
-/* Stores the sums of two warpgroups that have shared the k of a tile of all tokens: up to 64 rows of the weight times N tokens. Two or four
+/* Stores the sums of two warpgroups that have shared the k of a tile of all tokens, 64 or 32 rows of the weight at a time. Two or four
  * warps have a part of every sum of the same 16 rows. Each of them adds up and stores its share of the tokens. So they need only a barrier
  * of their own. Each lane keeps the rows and tokens that the products give it: two neighbouring tokens of one row of the weight, and of the
  * row 8 below.
@@ -27,7 +27,7 @@ class SharedSums {
         wide_(wide::params_of(*context.slot).wide_output != 0),
         buffer_(shared_address(work_area()) + kPlaces * kPlaceBytes + tile_ * kBufferBytes) {}
 
-  /* Stores rows `part` * 64 .. + 64 of the tile. Four warps have 32 rows, and call this once. */
+  /* Stores part `part` of the tile: 64 rows, or 32 if four warps have them. */
   __device__ __forceinline__ void store(const float (&sums)[kSums], uint32_t part) {
     const uint32_t tile = part * kTiles + tile_; /* of 16 rows of the weight */
     /* Tiles in MPK_LAYOUT_WIDE are written whole. */
@@ -92,13 +92,14 @@ class SharedSums {
   }
 
   /* Four warps: all parts of block `own_`, in the order of the warps. Two blocks at a time go through the buffer. */
-  __device__ __forceinline__ void add_up_four(Block& block, const float (&sums)[kSums]) const {
+  __device__ __forceinline__ void add_up_four(Block& block, const float (&sums)[kSums]) {
     const bool lower = own_ % 2 != 0; /* its sums are in the second half */
     const uint32_t at = buffer_ + context_.lane * 16;
 #pragma unroll
     for (uint32_t from = 0; from < kBlocks; from += 2) {
       /* Everybody has read the blocks before. */
-      if (from != 0) sync();
+      if (used_) sync();
+      used_ = true;
 #pragma unroll
       for (uint32_t b = 0; b < 2; ++b) {
         float given[4];
@@ -241,9 +242,9 @@ class SharedSums {
     }
     /* Column tiles are whole, and the view's first row is a multiple of 8. The weight's last rows may be fewer than the task's. */
     if (token >= tokens_ || column / MPK_WIDE_NARROW >= out_.dims[1]) return;
-    const uint32_t in_tile = column % MPK_WIDE_NARROW;
+    const uint32_t in_tile = column % MPK_WIDE_NARROW; /* 16 columns */
     const uint64_t to = out_.addr + static_cast<uint64_t>(column / MPK_WIDE_NARROW) * out_.strides[1] * 2 + token * kNarrowBytes +
-                        narrow_piece(token, in_tile / 16, in_tile / 2 % 2) + in_tile % 16 / 4 * 4;
+                        narrow_piece(token, in_tile / 2 % 2) + in_tile / 4 * 4;
     *reinterpret_cast<uint32_t*>(to) = pair;
   }
 

@@ -72,7 +72,7 @@ __device__ __forceinline__ void store_wide(const mpk_operand& out, uint32_t lane
   constexpr bool kNarrow = Columns == MPK_WIDE_NARROW;
   const uint32_t column = group * 16 + lane % 2 * 8, left = columns > column ? columns - column : 0;
   /* The weight's last rows may be fewer than the task's. */
-  if (kNarrow && group / 2 >= out.dims[1]) return;
+  if (kNarrow && group >= out.dims[1]) return;
 #pragma unroll
   for (uint32_t i = 0; i < 2; ++i) {
     if (left < 8) {
@@ -84,7 +84,7 @@ __device__ __forceinline__ void store_wide(const mpk_operand& out, uint32_t lane
     const uint32_t token = first_token + i * 16 + lane / 2;
     if (token >= tokens) continue;
     uint8_t* to = reinterpret_cast<uint8_t*>(out.addr) + static_cast<uint64_t>(token / MPK_WIDE_ROWS) * out.strides[0] * 2 + token % MPK_WIDE_ROWS * (Columns * 2);
-    if constexpr (kNarrow) to += static_cast<uint64_t>(group / 2) * out.strides[1] * 2 + narrow_piece(token, group % 2, lane % 2);
+    if constexpr (kNarrow) to += static_cast<uint64_t>(group) * out.strides[1] * 2 + narrow_piece(token, lane % 2);
     else to += wide_piece(token, group, lane % 2);
     *reinterpret_cast<uint4*>(to) = piece;
   }

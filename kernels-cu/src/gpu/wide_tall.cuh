@@ -1,7 +1,7 @@
 /* A tile that has all rows of the iteration: up to 64 rows of the weight times N tokens, or two or three times 64 rows that share the
  * loaded tokens. Memory bandwidth for the weights limits such products. The two warpgroups share the k of a step, and add up their sums
  * when they store them (wide_shared.cuh). In a gated product, 8 gates and their ups alternate (MPK_LAYOUT_PAIRED). The tokens lie in
- * column tiles of N rows x 32 (MPK_WIDE_NARROW).
+ * column tiles of N rows x 16 (MPK_WIDE_NARROW).
  *
  * A task may have only a part of k. Then its sums are one of several outputs, and a later task adds these up. */
 #pragma once
@@ -29,7 +29,7 @@ __device__ __forceinline__ void tall_multiply(WideSums<Chains, N>& sums, StageRi
   sums.clear();
   const bool tall = Chains != 1 && high > 1;
   const uint32_t first = warp / 4 * 4, tile = warp % 4;
-  constexpr uint32_t kSecond = N * kNarrowBytes / 16; /* from one column tile to the next, in units of a descriptor */
+  constexpr uint32_t kNext = N * kNarrowBytes / 16; /* from one column tile to the next, in units of a descriptor */
   uint4 a[4];
   uint32_t tokens = 0, of_place = 0, in_place = 0; /* address of the step's tokens; barrier of their place; steps of it from here on */
 #pragma unroll 1
@@ -51,10 +51,10 @@ __device__ __forceinline__ void tall_multiply(WideSums<Chains, N>& sums, StageRi
         in_place = kPlaceSteps<N>;
       }
       /* In a short step the second half of the tokens is not filled, and not read. */
-      const uint64_t b = narrow_descriptor(tokens + (here > 4 ? first / 4 * (N * 128) : 0));
+      const uint64_t b = narrow_descriptor(tokens + (here > 4 ? first * (N * kNarrowBytes) : 0));
       wgmma_fence();
 #pragma unroll
-      for (uint32_t block = 0; block < 4; ++block) wgmma<Weight>(sums.of[third], a[block], b + (block / 2 * kSecond + block % 2 * 2));
+      for (uint32_t block = 0; block < 4; ++block) wgmma<Weight>(sums.of[third], a[block], b + block * kNext);
       wgmma_commit();
       if (arrives) mbarrier_arrive(of_stage);
       wgmma_wait<0>();
@@ -104,14 +104,14 @@ __device__ inline bool WideTall<Weight, N>::load(Loader& loader) {
   wide::RowStages<4, 8> rows(slot, blocks, high);
   /* Column tiles have just the N rows, so those of a step are adjacent. */
   constexpr uint32_t kTileBytes = N * kNarrowBytes;
-  uint64_t from_x = slot.operands[0].addr + blocks.first / 2 * kTileBytes;
+  uint64_t from_x = slot.operands[0].addr + blocks.first * kTileBytes;
   uint32_t left = blocks.count;
   const auto weights = [&] { rows.template stream<true>(wide); };
   constexpr uint32_t kPlaceBlocks = kPlaceSteps<N> * 8;
   const auto place = [&] {
     const uint32_t here = min(left, kPlaceBlocks);
-    wide.stream_place(from_x, (here + 3) / 4 * (2 * kTileBytes));
-    from_x += kPlaceBlocks / 2 * kTileBytes;
+    wide.stream_place(from_x, (here + 3) / 4 * (4 * kTileBytes));
+    from_x += kPlaceBlocks * kTileBytes;
     left -= here;
   };
   return wide.run<true, false>(stages, (blocks.count + kPlaceBlocks - 1) / kPlaceBlocks, weights, [] {}, place);

@@ -28,12 +28,13 @@ pub fn wide_dims(rows: u64, columns: u64) -> Vec<u64> {
     vec![rows.div_ceil(tile), columns.div_ceil(width), tile, width]
 }
 
-/// The same with column tiles of half the width. If a tile of the product has all rows, a column tile has just these rows, so that
+/// The same with narrower column tiles. If a tile of the product has all rows, a column tile has just these rows, so that
 /// adjacent column tiles lie next to each other, and one copy brings several of them.
 pub fn narrow_dims(rows: u64, columns: u64) -> Vec<u64> {
     let dims = wide_dims(rows, columns);
     let height = tall_width(rows).map_or(dims[2], u64::from);
-    vec![dims[0], 2 * dims[1], height, u64::from(abi::MPK_WIDE_NARROW)]
+    let narrow = u64::from(abi::MPK_WIDE_NARROW);
+    vec![dims[0], dims[1] * dims[3] / narrow, height, narrow]
 }
 
 /// Whether this local type has the narrower column tiles.

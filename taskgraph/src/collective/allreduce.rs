@@ -27,12 +27,13 @@ pub struct AllReduce;
 /// The attribute `dtype` of summing collectives.
 pub(super) const SUM: &[Attribute] = &[Attribute::new("dtype", AttributeKind::DType)];
 
-/// Largest sum that [`Allreduce::Auto`] pushes as flagged words.
+/// Largest sum that [`Allreduce::Auto`] pushes as flagged words. Two ranks push sums of twice this size, because each has only one peer: on
+/// two H200s, a step of 16 rows of 32B (320 KiB) took 9.99 ms instead of 10.52. More ranks were not measured.
 const ONE_SHOT_BYTES: Knob = Knob {
     name: "allreduce.one_shot_bytes",
     default: 256 << 10,
     candidates: &[0, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20],
-    about: "largest sum (bytes of one rank's part) for which the lowering `auto` is one-shot",
+    about: "largest sum (bytes of one rank's part) for which the lowering `auto` is one-shot; twice as much on two ranks",
 };
 
 /// Largest sum (bytes of one rank's part) that is pushed if one-shot is requested. A rank receives twice the bytes of every rank's
@@ -291,6 +292,7 @@ fn choose(op: &CollectiveOp<'_>, notes: &mut Vec<String>) -> Way {
     let sampled = source.ty.rows == Rows::Samples;
     // A flagged word holds an f32.
     let can_push = op.can_push && dtype == DType::F32 && !sampled;
+    let most_pushed = options.target.tuned(&ONE_SHOT_BYTES) * if world == 2 { 2 } else { 1 };
     let mut way = match options.allreduce {
         Allreduce::CopyReduce => Way::CopyReduce,
         Allreduce::OneShot => Way::OneShot,
@@ -305,7 +307,7 @@ fn choose(op: &CollectiveOp<'_>, notes: &mut Vec<String>) -> Way {
             other
         }
         Allreduce::Auto if over_nodes => Way::Hierarchical,
-        Allreduce::Auto if bytes <= options.target.tuned(&ONE_SHOT_BYTES) && can_push => Way::OneShot,
+        Allreduce::Auto if bytes <= most_pushed && can_push => Way::OneShot,
         Allreduce::Auto if options.target.backend == Backend::Cpu => Way::CopyReduce,
         Allreduce::Auto if bytes * u64::from(world - 1) <= options.target.tuned(&COPIED_BYTES) => {
             Way::CopyReduce

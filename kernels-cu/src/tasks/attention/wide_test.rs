@@ -70,17 +70,17 @@ fn wide_products_read_what_attention_writes() {
     let target = Target::cuda(device("h200").unwrap());
     for (world, active, rows, head_dim, columns) in [
         (1, 8, 8, 128, None), // the product is not wide
-        (1, 32, 32, 64, Some(32)),
-        (1, 128, 128, 128, Some(32)),
+        (1, 32, 32, 64, Some(16)),
+        (1, 128, 128, 128, Some(16)),
         (1, 200, 200, 64, Some(64)),
         (1, 4, 300, 128, Some(64)),
-        (1, 4, 100, 64, Some(32)),
-        (1, 40, 40, 96, Some(32)),
+        (1, 4, 100, 64, Some(16)),
+        (1, 40, 40, 96, Some(16)),
         (1, 200, 200, 96, Some(0)), // half a column tile
-        (1, 40, 40, 16, Some(0)),
+        (1, 40, 40, 16, Some(16)),
         (2, 8, 8, 128, None),
-        (2, 32, 32, 128, Some(32)),
-        (2, 60, 60, 64, Some(32)),
+        (2, 32, 32, 128, Some(16)),
+        (2, 60, 60, 64, Some(16)),
         (2, 200, 200, 64, Some(0)), // each rank may begin with another row tile
     ] {
         let what = format!("{world} ranks, {active} slots, {rows} rows of {head_dim}");
@@ -93,7 +93,7 @@ fn wide_products_read_what_attention_writes() {
         assert_eq!(!of(graph, "wide_rows").is_empty(), columns == Some(0), "{what}");
         let codes = crate::gpu::task_codes(&graphs).unwrap();
         let code = &codes.expressions.iter().find(|e| e.task_type == writer(graph)).unwrap().code;
-        for width in [32, 64] {
+        for width in [16, 64] {
             assert_eq!(code.ends_with(&format!(", {width}>")), columns == Some(width), "{what}: {code}");
         }
     }

@@ -22,7 +22,7 @@ use crate::tasks::operand::gpu_float;
 use crate::tasks::wide::{is_narrow, is_wide, matrix, narrow_dims, tall_tiles, wide_dims};
 use crate::tasks::wide_order::in_order;
 use crate::tasks::wide_tile::{
-    CUT, MOST_BROAD_ROWS, MOST_NARROW_ROWS, MOST_TALL_ROWS, NARROW_COLUMNS, Tile, choose_broad, parted,
+    CUT, MOST_BROAD_ROWS, MOST_TALL_ROWS, Tile, choose_broad, is_narrow_tile, parted,
 };
 use std::mem::offset_of;
 use std::sync::Arc;
@@ -73,8 +73,7 @@ fn gpu(site: &GpuSite<'_>) -> Result<String, String> {
     let width = params.width;
     let (code, pushes) = match params.high {
         _ if has_all_rows && width == MOST_BROAD_ROWS => (format!("WideBroad<{weight}>"), false),
-        // A gated tile of so few rows of the weight would have half a column tile of the output.
-        NARROW_COLUMNS if has_all_rows && width <= MOST_NARROW_ROWS && params.gated == 0 => {
+        high if has_all_rows && is_narrow_tile(high, width) => {
             (format!("WideNarrow<{weight}, {width}>"), true)
         }
         _ if has_all_rows => (format!("WideTall<{weight}, {width}>"), true),

@@ -3,7 +3,7 @@
 //! Input: x `[rows, k]`, which is rounded to `act_dtype`. With `source` `norm` x is normed with the norm weight `[k]` first; then x may
 //! be two summands `[2, rows, k]` (f32), if the output has the narrower column tiles. With `silu_mul` the result is silu(gate) * up of
 //! x `[rows, 2k]` = `[gate | up]`. Output: `[row tiles, column tiles, 128, 64]` of `act_dtype`, or with the narrower column tiles
-//! `[row tiles, column tiles, 16, 32, 64 or 128, 32]`. Columns from k on are 0; rows that are not in use are not written. A task has a
+//! `[row tiles, column tiles, 16, 32, 64 or 128, 16]`. Columns from k on are 0; rows that are not in use are not written. A task has a
 //! block of rows. With `gather_samples` the rows are those of x that are sampled.
 //!
 //! Attributes: `source` (`plain`), `act_dtype`, `eps` of the norm, `gather_samples`. The expansion of the linear family creates this
