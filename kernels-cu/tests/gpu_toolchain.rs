@@ -65,6 +65,8 @@ fn wide_products_run_on_the_tensor_cores_without_pauses() {
         ("attention_prefill_merge", "mpk::gpu::AttentionPrefillMerge<MPK_BF16, 128>".to_string()),
         ("embedding", "mpk::gpu::Embedding<MPK_BF16, MPK_F32>".to_string()),
         ("linear_with_residual", format!("{linear}::kPlain, 0, 1, MPK_BF16, MPK_F32>")),
+        ("reduce", "mpk::gpu::ReducePushedRows<2, true, MPK_BF16, MPK_BF16, 4, 16>".to_string()),
+        ("reduce", "mpk::gpu::ReduceRows<2, true, MPK_F32, MPK_BF16, MPK_BF16, 4, 16>".to_string()),
         ("rmsnorm_linear", format!("{linear}::kRmsNorm, 4096, 1, MPK_F32, MPK_BF16>")),
         ("wide_linear", "mpk::gpu::WideBroad<MPK_BF16>".to_string()),
         ("wide_linear", "mpk::gpu::WideLinear<MPK_BF16, 1, 128>".to_string()),
@@ -74,10 +76,10 @@ fn wide_products_run_on_the_tensor_cores_without_pauses() {
         ("wide_linear", "mpk::gpu::WideTall<MPK_BF16, 16>".to_string()),
         ("wide_linear", "mpk::gpu::WideTall<MPK_BF16, 32>".to_string()),
         ("wide_linear", "mpk::gpu::WideTall<MPK_BF16, 64>".to_string()),
-        ("wide_rows", format!("{rows}::kPlain, MPK_BF16, MPK_F32, MPK_BF16, 2, 32, false>")),
+        ("wide_rows", format!("{rows}::kPlain, MPK_BF16, MPK_F32, MPK_BF16, 2, 16, false>")),
         ("wide_rows", format!("{rows}::kPlain, MPK_BF16, MPK_F32, MPK_BF16, 2>")),
-        ("wide_rows", format!("{rows}::kRmsNorm, MPK_F32, MPK_BF16, MPK_BF16, 4, 32, false>")),
-        ("wide_rows", format!("{rows}::kRmsNorm, MPK_F32, MPK_BF16, MPK_BF16, 4, 32, true>")),
+        ("wide_rows", format!("{rows}::kRmsNorm, MPK_F32, MPK_BF16, MPK_BF16, 4, 16, false>")),
+        ("wide_rows", format!("{rows}::kRmsNorm, MPK_F32, MPK_BF16, MPK_BF16, 4, 16, true>")),
         ("wide_rows", format!("{rows}::kRmsNorm, MPK_F32, MPK_BF16, MPK_BF16, 4>")),
     ]
     .into_iter()

@@ -309,7 +309,7 @@ pub trait TaskType: Debug + Send + Sync {
     }
 
     /// Whether the tasks of a sum in f32 can carry out this operator too, for the rows that they sum: those of a `reduce` whose rows stay with
-    /// the rank or whose summands were copied to it, and those of a sum within a rank ([`TaskType::sums_rows`]). The operator then reads
+    /// the rank, those of one whose summands were copied or pushed to it, and those of a sum within a rank ([`TaskType::sums_rows`]). The operator then reads
     /// each row of input 0 once, and its tasks have at most seven arguments. Such a task has the inputs of the sum, then the operator's
     /// other inputs; the sum, then the operator's outputs; the parameters of the sum, then the operator's; and the first argument of the
     /// sum, then the operator's.

@@ -194,9 +194,9 @@ fn rows_that_stay_with_their_owners_have_the_same_bits() {
     }
 }
 
-/// Sums of copied summands whose tasks norm the rows, too: the same bits as with two tasks. Not all rows are in use.
+/// Sums of copied or pushed summands whose tasks norm the rows, too: the same bits as with two tasks. Not all rows are in use.
 #[test]
-fn copied_sums_that_are_normed_by_the_same_task_have_the_same_bits() {
+fn whole_sums_that_are_normed_by_the_same_task_have_the_same_bits() {
     let prompts: Vec<String> = (0..20).map(|i| format!("{},{},{}", i + 1, i * 3 + 1, i * 4 + 1)).collect();
     for ranks in [2, 4] {
         let model = ModelFile::random(two_layers(), 5)
@@ -213,9 +213,13 @@ fn copied_sums_that_are_normed_by_the_same_task_have_the_same_bits() {
         for (placement, stall) in
             [("static", None), ("dynamic", None), ("static", Some("1:4:30")), ("dynamic", Some("0:6:30"))]
         {
-            let run = wide(placement, "auto").args(["--tune", "allreduce.one_shot_bytes=0"]);
-            let found = run.args(stall.iter().flat_map(|stall| ["--debug-stall", stall])).run_json().result();
-            assert!(found == apart, "{ranks} ranks, {placement}, stalled by {stall:?}: other bits");
+            // Copied, and pushed by the products.
+            for tuned in ["allreduce.one_shot_bytes=0", "wide.pushed_rows=32"] {
+                let run = wide(placement, "auto").args(["--tune", tuned]);
+                let found = run.args(stall.iter().flat_map(|stall| ["--debug-stall", stall]));
+                let what = format!("{ranks} ranks, {placement}, {tuned}, stalled by {stall:?}");
+                assert!(found.run_json().result() == apart, "{what}: other bits");
+            }
         }
         // `auto` copies summands that are neither few enough to be pushed nor too many: of these, a rank has 16 KiB.
         let sent = 16384 * (ranks - 1);
@@ -226,8 +230,9 @@ fn copied_sums_that_are_normed_by_the_same_task_have_the_same_bits() {
             let graph = &graphs.main()[1];
             let tasks = graph.all_tasks.iter().filter(|t| t.task_type == "reduce" && t.outputs.len() == 2);
             let tasks: Vec<&Task> = tasks.collect();
-            // A rank waits once for its own product, and once for what arrives from all peers.
-            assert!(tasks.iter().all(|task| task.dependent_events.len() == 2), "{limits:?}");
+            // A rank waits once for its own product, and once for copies from all peers. It polls words.
+            let mut copied = tasks.iter().filter(|task| task.inputs[0].dims.len() == 2);
+            assert!(copied.all(|task| task.dependent_events.len() == 2), "{limits:?}");
             let rows: u64 = tasks.iter().map(|task| task.outputs[0].dims[0]).sum();
             assert_eq!(rows, 32 * tasks.iter().map(|task| task.op_id).collect::<BTreeSet<_>>().len() as u64);
             rows / 32
@@ -235,6 +240,7 @@ fn copied_sums_that_are_normed_by_the_same_task_have_the_same_bits() {
         // The last sum is not normed by the same task: its rows are those that are sampled.
         assert_eq!(normed([0, sent]), 4);
         assert_eq!(normed([0, sent - 1]), 0, "each rank sums its own tiles");
-        assert_eq!(normed([16384, sent]), 3, "the embedding pushes its rows; products of 32 rows cannot");
+        assert_eq!(normed([16384, sent]), 4, "the embedding pushes its rows; products of 32 rows cannot");
+        assert_eq!(normed([16384, sent - 1]), 1, "only the embedding's sum is whole");
     }
 }

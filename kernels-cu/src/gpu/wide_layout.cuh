@@ -16,6 +16,7 @@ __device__ __forceinline__ uint32_t narrow_piece(uint32_t row, uint32_t half) { 
  * on. */
 template <uint32_t Columns>
 struct WideHead {
+  static_assert(Columns == MPK_WIDE_COLUMNS || Columns == MPK_WIDE_NARROW, "a column tile of the layout");
   uint64_t address, tile_bytes; /* of the row in the head's first column tile; from one column tile to the next */
   uint32_t row;
 

@@ -16,6 +16,7 @@ namespace gpu {
  * a column tile. */
 template <uint32_t Source, uint32_t X, uint32_t Norm, uint32_t Out, uint32_t Columns>
 struct WideRow {
+  static_assert(Columns == MPK_WIDE_COLUMNS || Columns == MPK_WIDE_NARROW, "a column tile of the layout");
   /* Columns of a piece, which has 16 bytes of x. */
   static constexpr uint32_t kColumns = 16 / sizeof(typename Number<X>::Type);
   /* Groups of 16 columns in a column tile. */

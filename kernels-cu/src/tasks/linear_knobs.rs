@@ -92,13 +92,13 @@ pub const LEAST_TALL_ROWS: Knob = Knob {
     about: "fewest rows of an iteration for which a tile of a wide product has all rows",
 };
 
-/// Whether a tile that has all rows may have 64 gates and their ups, between the 32 and 96 that it may always have. Without and with
+/// Whether a tile that has all rows may have 64 gates and their ups, between the 32 and 96 that it may always have, and the 48 of up to 32 rows. Without and with
 /// such tiles, a step on two H200s (8B) took 3.61 and 3.54 ms for 16 rows, 4.50 and 4.46 ms for 32 rows, 5.41 ms for 64 rows.
 pub const TALL_GATED_128: Knob = Knob {
     name: "wide.tall_gated_128",
     default: 1,
     candidates: &[0, 1],
-    about: "1: a tile of a gated wide product that has all rows may have 64 gates and their ups; 0: 32 or 96",
+    about: "1: a tile of a gated wide product that has all rows may have 64 gates and their ups; 0: 32 or 96, and 48 with up to 32 rows",
 };
 
 /// Like [`LEAST_HALVED`], if a tile has all rows. Then the readers add the halves.

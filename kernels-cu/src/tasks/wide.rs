@@ -138,7 +138,7 @@ pub fn writes_as(product: &Product, op: &LocalOp<'_>, ty: &TensorType, target: &
         return false;
     }
     let fits = match has_all_rows(rows, op.world, target) {
-        // No task would write the padding of an odd number of column tiles.
+        // No task would write the padding of the last column tiles.
         true => columns.is_multiple_of(u64::from(abi::MPK_WIDE_COLUMNS)),
         false => {
             let tile = choose(rows as u32, columns as u32, true, target.workers);

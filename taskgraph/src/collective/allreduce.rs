@@ -27,8 +27,8 @@ pub struct AllReduce;
 /// The attribute `dtype` of summing collectives.
 pub(super) const SUM: &[Attribute] = &[Attribute::new("dtype", AttributeKind::DType)];
 
-/// Largest sum that [`Allreduce::Auto`] pushes as flagged words. Two ranks push sums of twice this size, because each has only one peer: on
-/// two H200s, a step of 16 rows of 32B (320 KiB) took 9.99 ms instead of 10.52. More ranks were not measured.
+/// Largest sum that [`Allreduce::Auto`] pushes as flagged words. Two ranks of a node push sums of twice this size, because each has only one
+/// peer: on two H200s, a step of 16 rows of 32B (320 KiB) took 9.99 ms instead of 10.52. More ranks were not measured.
 const ONE_SHOT_BYTES: Knob = Knob {
     name: "allreduce.one_shot_bytes",
     default: 256 << 10,
@@ -36,7 +36,7 @@ const ONE_SHOT_BYTES: Knob = Knob {
     about: "largest sum (bytes of one rank's part) for which the lowering `auto` is one-shot; twice as much on two ranks",
 };
 
-/// Largest sum (bytes of one rank's part) that is pushed if one-shot is requested. A rank receives twice the bytes of every rank's
+/// Largest sum (bytes of one rank's part) that is pushed, also if one-shot is requested. A rank receives twice the bytes of every rank's
 /// part, in memory that only its graph uses: 32 MiB with four ranks. For larger sums two-shot sends fewer bytes.
 const MOST_ONE_SHOT_BYTES: u64 = 4 << 20;
 
@@ -292,7 +292,9 @@ fn choose(op: &CollectiveOp<'_>, notes: &mut Vec<String>) -> Way {
     let sampled = source.ty.rows == Rows::Samples;
     // A flagged word holds an f32.
     let can_push = op.can_push && dtype == DType::F32 && !sampled;
-    let most_pushed = options.target.tuned(&ONE_SHOT_BYTES) * if world == 2 { 2 } else { 1 };
+    let one_peer = world == 2 && last_node == 0;
+    let most_pushed = options.target.tuned(&ONE_SHOT_BYTES) * if one_peer { 2 } else { 1 };
+    let most_pushed = most_pushed.min(MOST_ONE_SHOT_BYTES);
     let mut way = match options.allreduce {
         Allreduce::CopyReduce => Way::CopyReduce,
         Allreduce::OneShot => Way::OneShot,

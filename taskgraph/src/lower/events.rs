@@ -463,7 +463,7 @@ fn always_read(part: &Part, side: Side) -> Part {
     let mut tasks = part.tasks.clone();
     for access in tasks.iter_mut().flat_map(|t| &mut t.reads).filter(|a| Side::Read(a.operand) == side) {
         match known {
-            true if tokens => access.region.hi[ROWS] = access.region.lo[ROWS] + 1,
+            true if tokens && access.region.lo[ROWS] == 0 => access.region.hi[ROWS] = 1,
             true if fixed => {}
             _ => access.region.hi[ROWS] = access.region.lo[ROWS],
         }

@@ -49,7 +49,7 @@ impl FlagEdges {
 /// A writer, a reader, and whether the reader waits for the writer in every iteration.
 type Pair = (u32, u32, bool);
 
-/// The part of `region` that a reader waits for in every iteration: the first row of tokens. There may be no samples.
+/// The part of `region` that a reader waits for in every iteration: the first row of tokens, if it has that. There may be no samples.
 fn always_read(graph: &TaskGraph, task: u32, region: &Region) -> Option<Region> {
     const TOKENS: u32 = 0;
     const FIXED: u32 = 2;
@@ -60,8 +60,8 @@ fn always_read(graph: &TaskGraph, task: u32, region: &Region) -> Option<Region> 
     }
     match graph.variants.get(usize::from(task.variant))?.params.get(2).copied() {
         // Dimensions [sender, row, column].
-        Some(TOKENS) if graph.inputs(task).first()?.ndim == 3 => {
-            Some(region.with(ROWS, region.lo[ROWS], region.lo[ROWS] + 1))
+        Some(TOKENS) if graph.inputs(task).first()?.ndim == 3 && region.lo[ROWS] == 0 => {
+            Some(region.with(ROWS, 0, 1))
         }
         Some(FIXED) => Some(*region),
         _ => None,

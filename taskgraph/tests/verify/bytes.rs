@@ -250,8 +250,8 @@ fn a_flagged_word_orders_reuse() {
 }
 
 /// One rank: `data` is read and then pushed as `row` of two rows of flagged words; another worker pushes the other
-/// row. A task that has polled both rows writes `data` again.
-fn reused_after_a_push_of(row: u32, rows_kind: u32) -> Vec<TaskGraph> {
+/// row. A task that has polled both rows, or only that `row`, writes `data` again.
+fn reused_after_a_push_of(row: u32, rows_kind: u32, both: bool) -> Vec<TaskGraph> {
     let mut b = RankBuilder::new(0, 1, 3);
     b.graph.variants[usize::from(REDUCE)].params = vec![1, 0, rows_kind, 1];
     let x = b.tensor("x", DType::F32, &[4], Space::Device, Role::Input);
@@ -260,7 +260,6 @@ fn reused_after_a_push_of(row: u32, rows_kind: u32) -> Vec<TaskGraph> {
     // The rows of a buffer stand for those of another tensor.
     b.graph.tensors[words as usize].rows = Rows::Fixed;
     let sum = b.tensor("sum", DType::F32, &[2, 4], Space::Device, Role::Activation);
-    let sum = [b.all(sum)];
     let (written, end) = (b.event(false), Some(EventId::local(0, 2)));
     let (input, whole) = ([b.all(x)], [b.all(data)]);
     b.task(0, LINEAR, "write", &input, &whole, &[1], Some(EventId::local(0, written)));
@@ -269,8 +268,14 @@ fn reused_after_a_push_of(row: u32, rows_kind: u32) -> Vec<TaskGraph> {
     b.task(0, LINEAR, "push", &whole, &push, &[written], end);
     let other = [b.at(words, of_row(1 - row), Place::All)];
     b.task(1, LINEAR, "other", &input, &other, &[1], end);
-    let poll = [b.all(words)];
-    b.task(2, REDUCE, "poll", &poll, &sum, &[written], None);
+    let (poll, sum) = match both {
+        true => (b.all(words), b.all(sum)),
+        false => {
+            let row_of_sum = Region::whole(&[2, 4]).with(0, row, row + 1);
+            (b.at(words, of_row(row), Place::Own), b.at(sum, row_of_sum, Place::Own))
+        }
+    };
+    b.task(2, REDUCE, "poll", &[poll], &[sum], &[written], None);
     b.task(2, LINEAR, "again", &input, &whole, &[1], end);
     let mut graphs = vec![b.graph];
     count_triggers(&mut graphs);
@@ -284,13 +289,18 @@ fn a_push_of_rows_that_may_be_out_of_use_orders_nothing() {
     const TOKENS: u32 = 0;
     const SAMPLES: u32 = 1;
     const FIXED: u32 = 2;
-    for (row, rows_kind) in [(0, TOKENS), (0, FIXED), (1, FIXED)] {
-        if let Err(found) = verify(&reused_after_a_push_of(row, rows_kind)) {
-            panic!("row {row}, kind {rows_kind}: {}", found[0]);
+    for (row, rows_kind, both) in
+        [(0, TOKENS, true), (0, FIXED, true), (1, FIXED, true), (0, TOKENS, false), (1, FIXED, false)]
+    {
+        if let Err(found) = verify(&reused_after_a_push_of(row, rows_kind, both)) {
+            panic!("row {row}, kind {rows_kind}, both {both}: {}", found[0]);
         }
     }
-    for (row, rows_kind) in [(1, TOKENS), (0, SAMPLES), (1, SAMPLES)] {
-        let graphs = reused_after_a_push_of(row, rows_kind);
+    // The first row of a task is not the first row of tokens.
+    for (row, rows_kind, both) in
+        [(1, TOKENS, true), (0, SAMPLES, true), (1, SAMPLES, true), (1, TOKENS, false), (0, SAMPLES, false)]
+    {
+        let graphs = reused_after_a_push_of(row, rows_kind, both);
         let found = verify(&graphs).expect_err("the push may have nothing to push");
         let (push, again) = (find(&graphs[0], "push", 0), find(&graphs[0], "again", 0));
         expect(&found, ViolationKind::Unordered, &[(0, push), (0, again)], &["'data'"]);

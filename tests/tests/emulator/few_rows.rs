@@ -4,14 +4,14 @@ use super::{Emulator, logprobs, toolkit};
 use mpk_tests::{Job, ModelFile};
 use serde_json::json;
 
-/// Tiles of 16 rows of x, gated ones with 128 rows of the weight, and partial sums that are copied to the other rank, or pushed while the
+/// Tiles of 16 rows of x, gated ones with 96 or 192 rows of the weight, and partial sums that are copied to the other rank, or pushed while the
 /// products compute them. The tasks that sum also norm the sums, or not. What need not be inlined is compiled as functions. Twelve
 /// requests of different lengths decode together.
 #[test]
 fn two_ranks_have_the_cpus_log_probabilities() {
     let Some(emulator) = Emulator::quick() else { return };
     let config = json!({
-        "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_size": 192, "intermediate_size": 512,
+        "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_size": 192, "intermediate_size": 640,
         "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64,
         "vocab_size": 320, "max_position_embeddings": 64, "rms_norm_eps": 1e-6, "rope_theta": 10000.0,
         "tie_word_embeddings": true, "hidden_act": "silu", "attention_bias": false, "dtype": "bfloat16",
@@ -30,12 +30,12 @@ fn two_ranks_have_the_cpus_log_probabilities() {
     let tuned = ["linear.gating_workers=1", "code.functions=1"].map(|value| ["--tune", value]).concat();
     let wanted = logprobs(&cpu);
     assert_eq!(wanted.len(), prompts.len() * 4 * 5);
-    // With 6 workers, tiles of 32 rows of the weight are the fastest, and gated ones of 96.
+    // With 7 workers, tiles of 32 rows of the weight are the fastest, and gated ones of 96.
     let ways = [
         ("4", "copy-reduce", "allreduce.joined_sums=0"),
         ("4", "one-shot", "allreduce.joined_sums=1"),
-        ("6", "copy-reduce", "allreduce.joined_sums=2"),
-        ("6", "one-shot", "allreduce.joined_sums=2"),
+        ("7", "copy-reduce", "allreduce.joined_sums=2"),
+        ("7", "one-shot", "allreduce.joined_sums=2"),
     ];
     let found = ways.map(|(workers, allreduce, joined)| {
         let way = ["--workers", workers, "--transport", "host", "--allreduce", allreduce, "--tune", joined];

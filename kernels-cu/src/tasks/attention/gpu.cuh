@@ -396,7 +396,8 @@ struct Attention : TaskCode {
       const WideHead<Columns> values(to, row, head * Dim);
       const float inverse = reciprocal(sum);
 #pragma unroll
-      for (uint32_t i = 0; i < kLaneDims; ++i) *reinterpret_cast<Element*>(values.of(lane + 32 * i)) = Number<Dtype>::from_f32(total[i] * inverse);
+      for (uint32_t i = 0; i < kLaneDims; ++i)
+        if (Dim % 32 == 0 || lane + 32 * i < Dim) *reinterpret_cast<Element*>(values.of(lane + 32 * i)) = Number<Dtype>::from_f32(total[i] * inverse);
     } else {
       Element* values = attention::row_of<Element>(to, row) + static_cast<uint64_t>(head) * Dim;
       const float inverse = reciprocal(sum);

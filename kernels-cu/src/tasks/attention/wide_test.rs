@@ -15,7 +15,7 @@ use taskgraph::{BuildOptions, DType, Target, TaskGraph, TensorId, build_all};
 /// of the heads.
 #[test]
 fn wide_results_equal_the_reference() {
-    for (dtype, wide) in [(DType::Bf16, 64), (DType::Bf16, 32), (DType::F16, 64), (DType::F16, 32)] {
+    for (dtype, wide) in [(DType::Bf16, 64), (DType::Bf16, 16), (DType::F16, 64), (DType::F16, 16)] {
         for (heads, kv_heads, head_dim) in [(4, 2, 64), (2, 1, 128)] {
             let one = Case { wide, ..case(dtype, heads, kv_heads, head_dim) };
             let slots = vec![(37, 1), (0, 126), (5, 7)];
@@ -26,7 +26,12 @@ fn wide_results_equal_the_reference() {
         let of_several = Case { wide, kv_heads_of_task: 2, ..case(dtype, 8, 4, 64) };
         Case { slots: (0..9).map(|i| (i * 5, 1)).collect(), ..of_several }.verify();
     }
-    let on_ranks = Case { wide: 32, world: 2, ..case(DType::Bf16, 8, 4, 64) };
+    // A head that is no multiple of 32.
+    for head_dim in [16, 80] {
+        let slots = vec![(37, 1), (0, 40), (5, 7)];
+        Case { slots, wide: 16, ..case(DType::Bf16, 4, 2, head_dim) }.verify();
+    }
+    let on_ranks = Case { wide: 16, world: 2, ..case(DType::Bf16, 8, 4, 64) };
     Case { slots: vec![(37, 1), (0, 40), (5, 7)], ..on_ranks.clone() }.verify();
     Case { slots: vec![(150, 1), (40, 2)], splits: 3, ..on_ranks }.verify();
     // More slots and units than a tile has rows.

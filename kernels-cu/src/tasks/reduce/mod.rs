@@ -12,7 +12,7 @@
 //! `MPK_LAYOUT_WIDE`, and the parameters are `mpk_reduce_rows_params`.
 
 use crate::abi::{
-    MPK_F32, MPK_REDUCE_FLAGGED, MPK_REDUCE_RESIDUAL, MPK_REDUCE_ROWS, MPK_TASK_TYPE_REDUCE,
+    MPK_F32, MPK_F32_FLAGGED, MPK_REDUCE_FLAGGED, MPK_REDUCE_RESIDUAL, MPK_REDUCE_ROWS, MPK_TASK_TYPE_REDUCE,
     MPK_WIDE_COLUMNS, MPK_WIDE_NARROW, mpk_operand, mpk_reduce_params, mpk_reduce_rows_params,
     mpk_task_reduce, mpk_task_reduce_ready,
 };
@@ -98,7 +98,10 @@ fn gpu_rows(
     let flagged = params.flags & MPK_REDUCE_FLAGGED != 0;
     let fits = rows.source == 1
         && u32::from(sum.dtype) == MPK_F32
-        && (flagged || first.dtype == second.dtype)
+        && match flagged {
+            true => u32::from(first.dtype) == MPK_F32_FLAGGED,
+            false => first.dtype == second.dtype,
+        }
         && [MPK_WIDE_COLUMNS, MPK_WIDE_NARROW].contains(&normed.dims[3]);
     if !fits {
         return Err("it must sum f32 and norm the rows".to_string());

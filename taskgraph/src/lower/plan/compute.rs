@@ -12,12 +12,14 @@ use crate::op_graph::{Op, OpGraph, Rows};
 use crate::task_graph::{Allreduce, Space};
 use crate::task_type::ExpansionOperand;
 
-/// The most bytes of a row of summands and residual for which whole sums are joined. A GPU task has the row in its shared memory, where it
+/// The most bytes of a row of copied summands and residual for which whole sums are joined. A GPU task has the row in its shared memory, where it
 /// has 88 KiB on Hopper. A sum in column tiles needs no room for whole rows.
 const MOST_JOINED_BYTES: u64 = 80 << 10;
 /// The most words of a row, of all ranks, for which whole sums of pushed words are joined. One task polls them all, where otherwise each
 /// column tile has a task.
 const MOST_JOINED_WORDS: u64 = 20 << 10;
+/// The most ranks for that. A thread has four words of each rank in registers at a time.
+const MOST_JOINED_RANKS: u32 = 8;
 
 /// What an operator has to do with the collectives before and after it.
 #[derive(Clone, Copy)]
@@ -130,7 +132,9 @@ impl Plan {
         };
         let mut rows = reduce.inputs.iter().map(of_row);
         match rows.next() {
-            Some((DType::F32Flagged, words)) => words <= MOST_JOINED_WORDS,
+            Some((DType::F32Flagged, words)) => {
+                words <= MOST_JOINED_WORDS && self.options.world <= MOST_JOINED_RANKS
+            }
             // The rank's own summand takes the place of its slot among the received ones.
             _ => rows.map(|(dtype, elements)| elements * dtype.size()).sum::<u64>() <= MOST_JOINED_BYTES,
         }

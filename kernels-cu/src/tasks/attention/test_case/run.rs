@@ -2,7 +2,7 @@
 
 use super::data::Data;
 use super::{Case, EPS, LocalHeads};
-use crate::abi::mpk_operand;
+use crate::abi::{self, mpk_operand};
 use crate::layout::{narrow_index, wide_index};
 use crate::registry::registry;
 use crate::tasks::attention::{kv_region_dims, kv_sharding, qkv_sharding};
@@ -201,7 +201,11 @@ impl Case {
             world: self.world,
         };
         if self.wide != 0 {
-            let tiled = if self.wide == 64 { wide_dims } else { narrow_dims };
+            let tiled = match self.wide {
+                abi::MPK_WIDE_COLUMNS => wide_dims,
+                abi::MPK_WIDE_NARROW => narrow_dims,
+                columns => panic!("no layout has column tiles of {columns}"),
+            };
             let dims = tiled(local_out.dims[0], local_out.dims[1]);
             let ty = TensorType { dims, rows: Rows::Fixed, ..local_out.clone() };
             assert!(attention.writes_as(&local, 0, &ty, &Target::cpu(3)), "{ty:?}");
