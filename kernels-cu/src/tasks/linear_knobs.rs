@@ -92,8 +92,9 @@ pub const LEAST_TALL_ROWS: Knob = Knob {
     about: "fewest rows of an iteration for which a tile of a wide product has all rows",
 };
 
-/// Whether a tile that has all rows may have 64 gates and their ups, between the 32 and 96 that it may always have, and the 48 of up to 32 rows. Without and with
-/// such tiles, a step on two H200s (8B) took 3.61 and 3.54 ms for 16 rows, 4.50 and 4.46 ms for 32 rows, 5.41 ms for 64 rows.
+/// Whether a tile that has all rows may have 64 gates and their ups, between the 32 and 96 that it may always have, and the 48 of up to 32
+/// rows. Without and with such tiles, a step on two H200s (8B) took 3.61 and 3.54 ms for 16 rows, 4.50 and 4.46 ms for 32 rows, 5.41 ms for
+/// 64 rows.
 pub const TALL_GATED_128: Knob = Knob {
     name: "wide.tall_gated_128",
     default: 1,
