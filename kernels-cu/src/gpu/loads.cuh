@@ -49,6 +49,9 @@ __device__ __forceinline__ uint2 load_shared8(uint32_t address) {
   asm volatile("ld.shared.v2.u32 {%0,%1},[%2];" : "=r"(v.x), "=r"(v.y) : "r"(address));
   return v;
 }
+__device__ __forceinline__ void store_shared16(uint32_t address, const uint4& v) {
+  asm volatile("st.shared.v4.u32 [%0],{%1,%2,%3,%4};" ::"r"(address), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
+}
 __device__ __forceinline__ void store_shared16(uint32_t address, const float (&v)[4]) {
   asm volatile("st.shared.v4.f32 [%0],{%1,%2,%3,%4};" ::"r"(address), "f"(v[0]), "f"(v[1]), "f"(v[2]), "f"(v[3]) : "memory");
 }

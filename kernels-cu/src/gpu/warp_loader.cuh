@@ -1,11 +1,9 @@
-/* Stages that the fetch warp fills after the loader has lent it the ring. They serve tasks whose rows have a different
- * order in shared memory than in global memory, because bulk copies cannot reorder them. Each lane copies 16 bytes at a
- * time (cp.async).
+/* Stages that the fetch warp fills after the loader has lent it the ring. They serve tasks whose large inputs are written in the same
+ * iteration, and found by looking into tables, for which all lanes are needed.
  *
- * The copied data is an input of the task, so its compute warps say when the copies may start (`begin`). The copies arrive at a
- * stage's full barrier by themselves, while this warp fills the next stages. Products read stages through the async proxy, so the
- * compute threads need a fence between the barrier and the products (`see_copies`). In the other direction, the stage's empty barrier
- * is enough. */
+ * The copied data is an input of the task, so its compute warps say when the copies may start (`begin`). Others have written it with
+ * ordinary stores; the fence in `wait_begun` orders the bulk copies after them. In the other direction, the stage's empty barrier is
+ * enough. */
 #pragma once
 
 #include "gpu/context.cuh"
@@ -18,8 +16,6 @@ namespace gpu {
 /* Used by all lanes of the fetch warp. */
 class WarpLoader {
  public:
-  /* By compute threads, after the full barriers of stages: lets products read the copies. */
-  static __device__ __forceinline__ void see_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
   /* By one compute thread: all that the warp reads next is ready. Release: pairs with wait_begun. */
   static __device__ __forceinline__ void begin() { store_release(shared_state().bring_begun, peek(shared_state().bring_begun) + 1); }
 
@@ -37,37 +33,68 @@ class WarpLoader {
     poke(shared_state().lent, place_);
     store_release(shared_state().returned_count, peek(shared_state().lent_count));
   }
-  /* No copy may be in flight when the block ends. */
-  static __device__ __forceinline__ void stop() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+  /* No copy may be in flight when the block ends. Copies end by themselves, so these waits need no way out. */
+  __device__ __forceinline__ void stop() {
+    RingPlace at = place_;
+#pragma unroll 1
+    for (; begun_ != 0; --begun_) {
+      if (at.index == 0) {
+        at.index = kStages;
+        at.parity ^= 1;
+      }
+      --at.index;
+      while (!mbarrier_test(full(at), at.parity)) {}
+    }
+  }
 
   /* Waits until the compute warps have called `begin` more often than this warp has called `brought`. Returns false if they have left. */
-  __device__ __forceinline__ bool wait_begun() { return wait_for(shared_state().bring_begun, peek(shared_state().brought)); }
+  __device__ __forceinline__ bool wait_begun() {
+    if (!wait_for(shared_state().bring_begun, peek(shared_state().brought))) return false;
+    asm volatile("fence.proxy.async;" ::: "memory");
+    return true;
+  }
   __device__ __forceinline__ void brought() {
     __syncwarp();
     if (lane_ == 0) poke(shared_state().brought, peek(shared_state().brought) + 1);
     __syncwarp();
   }
 
-  /* Waits until the next stage is free. Returns false if the compute warps have left. The caller then starts copies to `address` and
-   * calls `copies_begun`. */
-  __device__ __forceinline__ bool wait_free() {
-    const uint32_t empty = state_ + offsetof(Shared, stage_empty) + place_.index * 8, parity = place_.parity ^ 1;
-    while (!__all_sync(0xFFFFFFFFu, mbarrier_test(empty, parity))) {
-      if (has_left()) return false;
+  /* Waits until the next stages are free. Returns false if the compute warps have left. The caller may then write to them, calls
+   * `begin_copies`, and starts copies from any lanes. */
+  __device__ __forceinline__ bool wait_free(uint32_t stages) {
+    RingPlace at = place_;
+#pragma unroll 1
+    for (; stages != 0; --stages) {
+      const uint32_t empty = state_ + offsetof(Shared, stage_empty) + at.index * 8, parity = at.parity ^ 1;
+      while (!__all_sync(0xFFFFFFFFu, mbarrier_test(empty, parity))) {
+        if (has_left()) return false;
+      }
+      at.next<kStages>();
     }
     return true;
   }
+  /* Lanes have written to a stage: products, and later copies to it, come after. */
+  static __device__ __forceinline__ void show_writes() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+  __device__ __forceinline__ uint32_t index() const { return place_.index; }
   __device__ __forceinline__ uint32_t address() const { return stages_ + place_.index * kStageBytes; }
-  /* The stage's phase needs one arrival of lane 0, and one of each lane after all copies that the lane has started. */
-  __device__ __forceinline__ void copies_begun() {
-    const uint32_t full = state_ + offsetof(Shared, stage_full) + place_.index * 8;
-    asm volatile("cp.async.mbarrier.arrive.shared.b64 [%0];" ::"r"(full) : "memory");
+  /* Moves on by `stages`, and returns the barrier of the last of them, on which `bytes` of copies to all of them must complete. What the
+   * lanes have written to them is complete. */
+  __device__ __forceinline__ uint32_t begin_copies(uint32_t stages, uint32_t bytes) {
     __syncwarp();
-    if (lane_ == 0) mbarrier_arrive(full);
-    place_.next<kStages>();
+    uint32_t barrier = 0;
+#pragma unroll 1
+    for (; stages != 0; --stages) {
+      barrier = full(place_);
+      if (lane_ == 0) mbarrier_arrive_expect(barrier, stages == 1 ? bytes : 0);
+      place_.next<kStages>();
+      begun_ = begun_ < kStages ? begun_ + 1 : kStages;
+    }
+    __syncwarp();
+    return barrier;
   }
 
  private:
+  __device__ __forceinline__ uint32_t full(const RingPlace& place) const { return state_ + offsetof(Shared, stage_full) + place.index * 8; }
   static __device__ __forceinline__ bool has_left() { return __any_sync(0xFFFFFFFFu, peek(shared_state().left) != 0); }
   static __device__ __forceinline__ bool wait_for(const uint32_t& word, uint32_t before) {
     while (__any_sync(0xFFFFFFFFu, load_acquire(word) == before)) {
@@ -79,6 +106,7 @@ class WarpLoader {
   const uint32_t stages_, state_; /* shared addresses */
   const uint32_t lane_;
   RingPlace place_ = {0, 0};
+  uint32_t begun_ = 0; /* stages that have been filled, at most all */
 };
 
 #endif

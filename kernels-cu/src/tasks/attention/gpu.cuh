@@ -139,7 +139,8 @@ struct Attention : TaskCode {
       const uint32_t later = first + 2 * OfStages::kPiece;
       const uint32_t after = static_cast<uint32_t>(table[(later < end ? later : first) / PageSize]);
       const uint32_t row = ((page < num_pages ? page : 0) * 2 * kv_heads + static_cast<uint32_t>(args[1])) * PageSize + first % PageSize;
-      const uint32_t bytes = (end - first < OfStages::kPiece ? end - first : OfStages::kPiece) * kRowBytes;
+      const uint32_t rows = end - first < OfStages::kPiece ? (end - first + 7) / 8 * 8 : OfStages::kPiece; /* whole blocks */
+      const uint32_t bytes = rows * kRowBytes;
       const uint8_t* const keys = reinterpret_cast<const uint8_t*>(cache.addr) + static_cast<uint64_t>(row) * kRowBytes;
       constexpr uint64_t kHeadBytes = static_cast<uint64_t>(PageSize) * kRowBytes;
 #pragma unroll 1

@@ -46,6 +46,7 @@ template <uint32_t Dtype, uint32_t Dim, uint32_t PageSize, uint32_t NT, bool Win
 class MmaTile {
   using Shares = Share<Dtype, Dim, PageSize>;
   using Element = typename Shares::Element;
+  using Layout = typename Shares::Layout;
 
  protected:
   static constexpr uint32_t kKeyChunks = (Dim + 31) / 32;
@@ -190,13 +191,14 @@ class MmaTile {
     return share_.row_at(begin + lane_ % kKeys, limit);
   }
 
-  /* Elements d + Offset .. d + Offset + 7 of a row; `from` points to its element d. Zeros past the row's end, and
-   * if it is not valid. */
+  /* Elements d + Offset .. d + Offset + 7 of a row; `from` points to its element d, of the first 64. Zeros past the row's end, and if it
+   * is not valid. */
   template <uint32_t Offset>
   static __device__ __forceinline__ void load8(uint4& to, const Element* from, bool valid, uint32_t d) {
     if constexpr (Dim % 8 == 0) {
       const bool inside = valid && (Offset + (Dim % 64 == 0 ? 63 : 31) < Dim || d + Offset < Dim);
-      load_global16_if<Offset * 2>(to.x, to.y, to.z, to.w, reinterpret_cast<uint64_t>(from), inside);
+      constexpr uint32_t kAt = Layout::kBlocks ? Offset / 64 * Layout::kNext64 + Offset % 64 : Offset;
+      load_global16_if<kAt * 2>(to.x, to.y, to.z, to.w, reinterpret_cast<uint64_t>(from), inside);
     } else {
       load2<Offset>(to.x, from, valid && d + Offset < Dim);
       load2<Offset + 2>(to.y, from, valid && d + Offset + 2 < Dim);
@@ -212,7 +214,7 @@ class MmaTile {
   /* From the kept rows, if `position` is one of them. Nothing may be read past the end of a row of an odd size. */
   __device__ __forceinline__ void load_kept(uint4& to, const Element* kept, uint32_t position, uint32_t from, uint32_t d) {
     if (position < from || position >= last_ || d >= Dim) return;
-    const uint32_t* words = reinterpret_cast<const uint32_t*>(kept + (position - share_.first_new) * Shares::kPadded + (d ^ Shares::flipped(position)));
+    const uint32_t* words = reinterpret_cast<const uint32_t*>(kept + Shares::kept_row(position - share_.first_new) + Layout::element(d, position));
     if constexpr (Dim % 8 == 0) {
       to = *reinterpret_cast<const uint4*>(words);
     } else {
@@ -232,7 +234,7 @@ class MmaTile {
   __device__ __forceinline__ void load_keys(const uint32_t (&rows)[2]) {
 #pragma unroll
     for (uint32_t j = 0; j < 2; ++j) {
-      const uint32_t flipped = Shares::flipped(rows[j]);
+      const uint32_t flipped = Layout::flipped(rows[j]);
       /* In a permuted row, chunks of 32 may have changed places in pairs. */
       const Element* const own = share_.key(rows[j]) + ((8 * t_) ^ (flipped & 24));
       load_chunks(keys_[j], own + (flipped & 32), own - (flipped & 32), rows[j] != kNoRow, std::make_integer_sequence<uint32_t, kKeyChunks>());
@@ -253,7 +255,7 @@ class MmaTile {
   __device__ __forceinline__ void load_values(const uint32_t (&rows)[4], std::integer_sequence<uint32_t, Chunk...>) {
 #pragma unroll
     for (uint32_t i = 0; i < 4; ++i)
-      (load8<64 * Chunk>(values_[Chunk][i], share_.value(rows[i]) + ((8 * g_) ^ Shares::flipped(rows[i])), rows[i] != kNoRow, 8 * g_), ...);
+      (load8<64 * Chunk>(values_[Chunk][i], share_.value(rows[i]) + ((8 * g_) ^ Layout::flipped(rows[i])), rows[i] != kNoRow, 8 * g_), ...);
   }
 
   __device__ __forceinline__ void fetch_keys(uint32_t row) {

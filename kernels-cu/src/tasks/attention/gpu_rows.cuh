@@ -18,6 +18,7 @@ template <uint32_t Dtype, uint32_t Dim, uint32_t PageSize, bool QkNorm, uint32_t
 class Rows {
   using Shares = Share<Dtype, Dim, PageSize>;
   using Element = typename Shares::Element;
+  using Layout = typename Shares::Layout;
   static constexpr uint32_t kHalf = Dim / 2;
   static constexpr uint32_t kPairs = (kHalf + 31) / 32;
   static constexpr uint32_t kBatch = Dim > 128 ? 1 : 2;
@@ -169,13 +170,13 @@ class Rows {
       }
       if (!valid) continue;
       if (is_new) {
-        const uint32_t flipped = Shares::flipped(position), in_cache = share_.row_in(page, position);
-        Element* const kept = (is_value ? share_.new_values() : share_.new_keys()) + number * Shares::kPadded;
+        const uint32_t in_cache = share_.row_in(page, position);
+        Element* const kept = (is_value ? share_.new_values() : share_.new_keys()) + Shares::kept_row(number);
         Element* const cached = is_value ? share_.value(in_cache) : share_.key(in_cache);
 #pragma unroll
         for (uint32_t h = 0; h < 2; ++h) {
           const uint4 piece = {words[h][0], words[h][1], words[h][2], words[h][3]};
-          const uint32_t place = (chunk + h * kHalf) ^ flipped;
+          const uint32_t place = Layout::element(chunk + h * kHalf, position);
           if (share_.kept()) *reinterpret_cast<uint4*>(kept + place) = piece;
           if (in_cache != kNoRow) *reinterpret_cast<uint4*>(cached + place) = piece;
         }
@@ -230,8 +231,8 @@ class Rows {
     const bool is_key = at < appended_;
     const uint32_t q = (at - appended_) % Tile::kQueries;
     Element* tile = queries + (at - appended_) / Tile::kQueries * Tile::kQueryElements;
-    Element* kept = share_.new_keys() + at * Shares::kPadded;
-    const uint32_t row = share_.row_in(page, share_.first_new + at), flipped = Shares::flipped(share_.first_new + at);
+    Element* kept = share_.new_keys() + Shares::kept_row(at);
+    const uint32_t position = share_.first_new + at, row = share_.row_in(page, position);
 #pragma unroll
     for (uint32_t i = 0; i < kPairs; ++i) {
       const uint32_t pair = context.lane + 32 * i;
@@ -243,8 +244,9 @@ class Rows {
       for (uint32_t h = 0; h < 2; ++h) {
         const uint32_t d = pair + h * kHalf;
         if (!is_key) tile[Tile::query_index(q, d)] = rounded[h];
-        if (is_key && share_.kept()) kept[d ^ flipped] = rounded[h];
-        if (row != kNoRow) share_.key(row)[d ^ flipped] = rounded[h];
+        const uint32_t place = Layout::element(d, position);
+        if (is_key && share_.kept()) kept[place] = rounded[h];
+        if (row != kNoRow) share_.key(row)[place] = rounded[h];
       }
     }
     /* The products cover whole chunks of 32. */
@@ -261,8 +263,8 @@ class Rows {
       const uint32_t row = share_.first_row + share_.first_new - share_.context + at;
       const uint32_t to = share_.row_at(share_.first_new + at, share_.last);
       const Piece piece = *reinterpret_cast<const Piece*>(row_of<const Element>(view, row) + share_.in_views * Dim + d);
-      const uint32_t place = d ^ Shares::flipped(share_.first_new + at);
-      if (share_.kept()) *reinterpret_cast<Piece*>(share_.new_values() + at * Shares::kPadded + place) = piece;
+      const uint32_t place = Layout::element(d, share_.first_new + at);
+      if (share_.kept()) *reinterpret_cast<Piece*>(share_.new_values() + Shares::kept_row(at) + place) = piece;
       if (to != kNoRow) *reinterpret_cast<Piece*>(share_.value(to) + place) = piece;
     }
   }

@@ -48,10 +48,12 @@ struct alignas(16) Share {
 
   static constexpr uint32_t kShareBytes = 1024; /* of all warps */
   static constexpr uint32_t kKeptBytes = 2 * kKeptRows * kPadded * sizeof(Element); /* of a head */
-  /* By what element numbers differ from their places in a row of the cache, and in a kept row (cache_layout.cuh). */
-  static __device__ __forceinline__ uint32_t flipped(uint32_t position) { return CacheLayout<sizeof(Element), Dim, PageSize>::flipped(position); }
+  /* Of the cache. Kept rows are a block of it, whatever their positions are (cache_layout.cuh). */
+  using Layout = CacheLayout<sizeof(Element), Dim, PageSize>;
+  static_assert(kKeptRows == Layout::kBlockRows, "attention");
+  static __device__ __forceinline__ uint32_t kept_row(uint32_t index) { return index * (Layout::kBlocks ? Layout::kOfRow : kPadded); }
 
-  /* The kept rows, kPadded elements apart. */
+  /* The kept rows. */
   __device__ __forceinline__ Element* new_keys() const { return reinterpret_cast<Element*>(work_area() + kShareBytes + in_views * kKeptBytes); }
   __device__ __forceinline__ Element* new_values() const { return new_keys() + kKeptRows * kPadded; }
 
@@ -81,7 +83,8 @@ struct alignas(16) Share {
     return page < num_pages ? (page * 2 * kv_heads + kv_head) * PageSize + position % PageSize : kNoRow;
   }
   __device__ __forceinline__ uint32_t row_at(uint32_t position, uint32_t limit) const { return row_in(page_at(position, limit), position); }
-  __device__ __forceinline__ Element* key(uint32_t row) const { return pages + static_cast<uint64_t>(row) * Dim; }
+  /* Element 0 of the row, if chunks were not permuted. */
+  __device__ __forceinline__ Element* key(uint32_t row) const { return pages + Layout::row(static_cast<uint64_t>(row)); }
   __device__ __forceinline__ Element* value(uint32_t row) const { return key(row + kv_heads * PageSize); }
   __device__ __forceinline__ bool kept() const { return num_new <= kKeptRows; }
 };

@@ -22,6 +22,7 @@ class StreamedTile : public MmaTile<Dtype, Dim, PageSize, 1, Window> {
   using Base = MmaTile<Dtype, Dim, PageSize, 1, Window>;
   using Shares = Share<Dtype, Dim, PageSize>;
   using Element = typename Shares::Element;
+  using Layout = typename Shares::Layout;
   static constexpr uint32_t kRowBytes = Dim * sizeof(Element);
   static constexpr uint32_t kSteps = Dim / 16; /* of 16 dimensions: two chunks of a row */
 
@@ -35,7 +36,7 @@ class StreamedTile : public MmaTile<Dtype, Dim, PageSize, 1, Window> {
   /* Whether this form of the cache can be streamed. */
   static constexpr bool kPossible = Dtype != MPK_F32 && Dim % 64 == 0 && Dim <= 128 && kPiece > 0 && kPiece % kKeys == 0 &&
                                     PageSize % (kPiece > 0 ? kPiece : 1) == 0;
-  static_assert(!kPossible || CacheLayout<sizeof(Element), Dim, PageSize>::kPermuted, "bank conflicts");
+  static_assert(!kPossible || Layout::kBlocks, "bank conflicts");
   /* Whether a task with this number of queries is streamed: loader and compute warps must agree. */
   static constexpr __device__ __forceinline__ bool streams(uint32_t queries) { return queries <= kQueries; }
 
@@ -142,9 +143,9 @@ class StreamedTile : public MmaTile<Dtype, Dim, PageSize, 1, Window> {
   /* The row that this lane names to ldmatrix, of the unit at `begin`, which is at `staged` in a stage. Positions from `end` on are
    * kept rows. Those that do not exist, after the last one, get the last one: their scores are masked, and 0 times its values is 0. */
   __device__ __forceinline__ uint32_t row_at(uint32_t begin, uint32_t end, uint32_t staged, const Element* kept) const {
-    const uint32_t key = lane_ / 16 * 8 + lane_ % 8, position = begin + key;
-    if (position < end) return staged + key * kRowBytes;
-    return shared_address(kept) + ((position < share_.last ? position : share_.last - 1) - share_.first_new) * kRowBytes;
+    const uint32_t position = begin + lane_ / 16 * 8 + lane_ % 8;
+    if (position < end) return staged + lane_ / 16 * (8 * kRowBytes) + lane_ % 8 * 128;
+    return shared_address(kept) + ((position < share_.last ? position : share_.last - 1) - share_.first_new) * 128;
   }
 
   /* Loads fragments of the unit's 16 rows: of 16 dimensions each, [0] the first 8 rows and dimensions, [1] the next 8 dimensions, [2] and
@@ -152,10 +153,10 @@ class StreamedTile : public MmaTile<Dtype, Dim, PageSize, 1, Window> {
    * left operands: the values' dimensions are rows of the product. */
   template <bool Transposed>
   __device__ __forceinline__ void load(uint32_t (&to)[kSteps][4], uint32_t row) const {
-    const uint32_t first = row + (lane_ / 8 % 2 ^ lane_ % 8) * 16; /* rows are aligned to 128 bytes, units to 8 positions */
+    const uint32_t first = row + (lane_ / 8 % 2 ^ lane_ % 8) * 16; /* rows of 128 bytes; units begin at a block */
 #pragma unroll
     for (uint32_t i = 0; i < kSteps; ++i) {
-      const uint32_t from = (first ^ i % 4 * 32) + i / 4 * 128;
+      const uint32_t from = (first ^ i % 4 * 32) + i / 4 * (Layout::kNext64 * 2);
       if constexpr (Transposed)
         asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3},[%4];"
                      : "=r"(to[i][0]), "=r"(to[i][1]), "=r"(to[i][2]), "=r"(to[i][3]) : "r"(from));

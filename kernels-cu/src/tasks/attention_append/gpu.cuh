@@ -247,12 +247,12 @@ struct AttentionAppend : TaskCode {
     uint4 raw[2];
     uint32_t turned[2][4];
     turn(at + (is_key ? kHeads : kHeads + 1) * kHeadBytes + rows.chunk() * 16, at + kRopeAt + rows.chunk() * 32, weights, eps, raw, turned);
-    const uint64_t to = results.cache + static_cast<uint64_t>(cache_row) * kHeadBytes;
-    const uint32_t flipped = attention::CacheLayout<sizeof(Element), Dim, PageSize>::flipped(cache_row);
+    using Layout = attention::CacheLayout<sizeof(Element), Dim, PageSize>;
+    const uint64_t to = results.cache + Layout::row(static_cast<uint64_t>(cache_row)) * sizeof(Element);
     if (rows.head() / 2 >= kGroup || first + rows.group_row() >= count || cache_row == kNoRow) return;
 #pragma unroll
     for (uint32_t half = 0; half < 2; ++half)
-      *reinterpret_cast<uint4*>(to + ((half * (Dim / 2) + rows.chunk() * 8) ^ flipped) * 2) =
+      *reinterpret_cast<uint4*>(to + Layout::element(half * (Dim / 2) + rows.chunk() * 8, cache_row) * sizeof(Element)) =
           is_key ? make_uint4(turned[half][0], turned[half][1], turned[half][2], turned[half][3]) : raw[half];
   }
 };

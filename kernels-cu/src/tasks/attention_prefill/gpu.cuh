@@ -108,12 +108,15 @@ struct AttentionPrefill : TaskCode {
     const uint32_t row = warpgroup * 64 + context.warp % 4 * 16 + lane / 4; /* of a query tile; the thread also has row + 8 */
     const float scale = context.params<mpk_attention_prefill_params>().scale * 1.4426950408889634f; /* for powers of 2 */
     Taken taken;
+    /* A tile begins at an even stage if it has two: the fetch warp passes a stage, too. */
+    const bool odd = steps != 0 && taken.at % kTileStages != 0;
     if (context.thread == 0) WarpLoader::begin(); /* the fetch warp may read inputs and the table of parts */
-    if (steps == 0) {
-      taken.wait(0);
+    if (steps == 0 || odd) {
+      taken.wait(0, 1);
       taken.give_back(0, lane);
       ++taken.at;
-    } else {
+    }
+    if (steps != 0) {
       const Part* part = Places::parts();
       const Part* const end = part + reread(Places::control().num_parts);
       uint32_t key = part->begin; /* the tile whose scores are computed */
@@ -126,8 +129,8 @@ struct AttentionPrefill : TaskCode {
       bring_queries(context, warpgroup, part->tile, buffer);
       if (warpgroup == 1) give_turn(0);
 
-      /* Turns the scores of a tile into the weights of its values, rescales the sums, and waits for the next `stages` stages. */
-      const auto weigh = [&](uint32_t stages) {
+      /* Turns the scores of a tile into the weights of its values, rescales the sums, and waits for the next tile, or two. */
+      const auto weigh = [&](bool two) {
         float factor[2];
         if (__any_sync(0xFFFFFFFFu, (key + 1) * prefill::kTileKeys > part->tile.position + 1)) mask(context, row, part->tile, key, scores);
         if constexpr (Window) hide(context, row, part->tile, key, scores);
@@ -135,9 +138,9 @@ struct AttentionPrefill : TaskCode {
         hold(scores);
         /* The products in flight must run during all of the above. ptxas moves the wait for them to the start of its basic block. The loop
          * in this wait for stages starts a new block. */
-        taken.wait(stages - 1); /* earlier stages have arrived before */
+        taken.wait();
+        if (two) taken.wait(kTileStages);
         products_wait<0>();
-        WarpLoader::see_copies();
         hold(sums);
         hold(scores); /* from here on, the weights' registers are free */
         if (holds) give_back_values(taken, lane);
@@ -150,8 +153,7 @@ struct AttentionPrefill : TaskCode {
       };
 
       queries_are_there();
-      taken.wait(kTileStages - 1);
-      WarpLoader::see_copies();
+      taken.wait();
       wait_turn(warpgroup);
       products_fence();
       begin_scores(scores, taken, 0, queries_at(context, warpgroup, buffer));
@@ -161,7 +163,7 @@ struct AttentionPrefill : TaskCode {
       hold(scores);
       give_back_keys(taken, lane);
       taken.at += kTileStages;
-      weigh(steps != 1 ? 2 * kTileStages : kTileStages);
+      weigh(steps != 1);
       /* No products are in flight from one round to the next. Otherwise ptxas would also reserve the registers of their weights in the
        * first round, where they are undefined. It would reserve them from the kernel's start, and all tasks would spill. */
 #pragma unroll 1
@@ -199,7 +201,7 @@ struct AttentionPrefill : TaskCode {
           highest[0] = highest[1] = -INFINITY;
           total[0] = total[1] = 0.0f;
         }
-        weigh(step + 1 != steps ? 2 * kTileStages : kTileStages);
+        weigh(step + 1 != steps);
       }
       wait_turn(warpgroup);
       products_fence();
@@ -233,9 +235,9 @@ struct AttentionPrefill : TaskCode {
       at = place.index + place.parity * kStages;
     }
     __device__ __forceinline__ void leave() const { poke(shared_state().next_stage, {at % kStages, at / kStages % 2}); }
-    /* Cannot hang, because every copy that was started completes. */
-    __device__ __forceinline__ void wait(uint32_t ahead) const {
-      const uint32_t number = at + ahead;
+    /* Waits for a tile. The barrier of its last stage stands for all. Cannot hang, because every copy that was started completes. */
+    __device__ __forceinline__ void wait(uint32_t ahead = 0, uint32_t stages = kTileStages) const {
+      const uint32_t number = at + ahead + stages - 1;
       while (!mbarrier_test(shared_address(shared_state().stage_full) + number % kStages * 8, number / kStages % 2)) {}
     }
     __device__ __forceinline__ uint32_t address(uint32_t ahead) const { return shared_address(stage_at(0)) + (at + ahead) % kStages * kStageBytes; }
@@ -285,29 +287,25 @@ struct AttentionPrefill : TaskCode {
   }
 
   static __device__ __forceinline__ void begin_scores(float (&scores)[64], const Taken& taken, uint32_t ahead, uint32_t queries) {
-    uint32_t from[2 * kTileStages];
+    uint32_t from[2 * kTileStages]; /* 64 elements of the queries, and of the keys */
 #pragma unroll
     for (uint32_t i = 0; i < kTileStages; ++i) {
       from[2 * i] = attention_prefill::rows_side(queries + i * attention_prefill::kHalfTile);
-      from[2 * i + 1] = attention_prefill::rows_side(taken.address(ahead + i));
+      from[2 * i + 1] = attention_prefill::rows_side(taken.address(ahead) + i * 1024);
     }
 #pragma unroll
     for (uint32_t k = 0; k < Dim / 16; ++k)
-      attention_prefill::times_keys<Dtype>(scores, attention_prefill::descriptor(from[k / 4 * 2], k % 4 * 32),
-                                           attention_prefill::descriptor(from[k / 4 * 2 + 1], k % 4 * 32), k != 0);
+      attention_prefill::times_keys<Dtype>(scores, attention_prefill::descriptor<1024>(from[k / 4 * 2], k % 4 * 32),
+                                           attention_prefill::descriptor<Dim * 16>(from[k / 4 * 2 + 1], k % 4 * 32), k != 0);
     attention_prefill::products_commit();
   }
 
   static __device__ __forceinline__ void begin_sums(float (&sums)[Dim / 2], const uint32_t (&weights)[32], const Taken& taken, uint32_t ahead,
                                                     uint32_t add) {
-    constexpr uint32_t kOfStage = 8 / kTileStages;
-    uint32_t from[kTileStages];
-#pragma unroll
-    for (uint32_t i = 0; i < kTileStages; ++i) from[i] = attention_prefill::values_side(taken.address(ahead + i));
+    const uint32_t from = attention_prefill::values_side(taken.address(ahead));
 #pragma unroll
     for (uint32_t k = 0; k < 8; ++k)
-      attention_prefill::times_values<Dtype>(sums, weights + 4 * k, attention_prefill::descriptor(from[k / kOfStage], k % kOfStage * 2048),
-                                             k == 0 ? add : 1);
+      attention_prefill::times_values<Dtype>(sums, weights + 4 * k, attention_prefill::descriptor<Dim * 16>(from, k * Dim * 32), k == 0 ? add : 1);
     attention_prefill::products_commit();
   }
 

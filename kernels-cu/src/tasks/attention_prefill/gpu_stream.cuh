@@ -1,9 +1,9 @@
 /* The fetch warp copies the keys and values of a task's units into the ring of stages, in the order in which the steps of gpu.cuh
  * take them: first the keys of tile 0, then for each tile i its keys and the values of tile i - 1, and last the values of the last tile.
  *
- * A stage has rows of 128 bytes, swizzled by 128, as rows of the cache are. With heads of 128 elements, a stage of keys has half of the
- * elements of all keys of a tile. A stage of values has half of the tile's values: first the first 64 elements of each, then the
- * others. With heads of 64 elements, a stage has a whole tile. */
+ * A tile has the blocks of adjacent positions as they are in the cache (cache_layout.cuh). With heads of 128 elements it has two stages,
+ * with heads of 64 elements one. They are adjacent in memory, because tiles begin at an even stage if they have two. The last stage's
+ * barrier stands for the whole tile. */
 #pragma once
 
 #include "gpu/warp_loader.cuh"
@@ -51,17 +51,18 @@ struct Layout {
 template <uint32_t Dim, uint32_t PageSize>
 class Stream {
   using Places = Layout<Dim>;
-  static_assert(kStageBytes == kTileKeys * 128, "a stage has 64 elements of each key of a tile");
-  static constexpr bool kPermuted = attention::CacheLayout<2, Dim, PageSize>::kPermuted;
-  /* A piece is the rows of a tile that are adjacent in the cache. Lane l looks up pieces l, l + 32, ... */
+  static constexpr uint32_t kRowBytes = Dim * 2;
+  static_assert(Places::kTileStages * kStageBytes == kTileKeys * kRowBytes, "a tile fills its stages");
+  static_assert(attention::CacheLayout<2, Dim, PageSize>::kBlocks, "the graph builder uses this task type only for such caches");
+  static constexpr uint32_t kBlockRows = attention::CacheLayout<2, Dim, PageSize>::kBlockRows;
+  /* A piece is the rows of a tile that are adjacent in the cache. Lane l has piece l. */
   static constexpr uint32_t kPieceRows = PageSize < kTileKeys ? PageSize : kTileKeys;
   static constexpr uint32_t kPieces = kTileKeys / kPieceRows;
-  static constexpr uint32_t kOfLane = (kPieces + 31) / 32;
+  static_assert(kPieces <= 32, "attention_prefill");
 
   struct Rows {
-    uint32_t row[kOfLane]; /* row of the cache at which a piece starts, or kNoRow */
-    uint32_t count;        /* rows of the tile that exist. The others become zeros, because a weight of 0 times arbitrary memory may
-                              not be a number */
+    uint32_t row;   /* row of the cache at which the lane's piece starts, or kNoRow */
+    uint32_t count; /* rows of the tile that exist */
   };
 
  public:
@@ -74,105 +75,82 @@ class Stream {
 
   /* Returns false if the compute warps have left. */
   __device__ __forceinline__ bool run(uint32_t steps) {
-    Rows keys = {}, values = {};
+    Rows keys = {kNoRow, 0}, values = {kNoRow, 0};
 #pragma unroll 1
     for (uint32_t step = 0; step <= steps; ++step) {
       if (step != steps) {
         advance(keys);
-#pragma unroll 1
-        for (uint32_t half = 0; half < Places::kTileStages; ++half)
-          if (!bring<8, 0>(keys, 0, half * 8)) return false;
+        if (!bring<false>(keys, 0)) return false;
       }
-      if (step != 0) {
-        if constexpr (Dim == 64) {
-          if (!bring<8, 0>(values, planes_ / 2 * PageSize, 0)) return false;
-        } else {
-          if (!bring<16, 0>(values, planes_ / 2 * PageSize, 0)) return false;
-          if (!bring<16, 64>(values, planes_ / 2 * PageSize, 0)) return false;
-        }
-      }
+      if (step != 0 && !bring<true>(values, planes_ / 2 * PageSize)) return false;
       values = keys;
     }
     return true;
   }
 
  private:
-  /* Starts the loads from the page table for tile (part_, tile_). */
+  /* Starts the load from the page table for tile (part_, tile_). */
   __device__ __forceinline__ void look_up() {
     if (part_ == num_parts_) return;
     const Part& part = Places::parts()[part_];
     const int32_t* table = shared_state().batch.page_table + part.tile.pages;
-    const uint32_t end = part.tile.position + part.tile.tokens;
-#pragma unroll
-    for (uint32_t i = 0; i < kOfLane; ++i) {
-      const uint32_t piece = i * 32 + lane_, position = tile_ * kTileKeys + piece * kPieceRows;
-      page_[i] = piece < kPieces && position < end ? static_cast<uint32_t>(table[position / PageSize]) : kNoRow;
-    }
+    const uint32_t position = tile_ * kTileKeys + lane_ * kPieceRows;
+    page_ = lane_ < kPieces && position < part.tile.position + part.tile.tokens ? static_cast<uint32_t>(table[position / PageSize]) : kNoRow;
   }
 
   /* Sets `rows` to the tile whose pages have been looked up, and starts the look-up of the next one. */
   __device__ __forceinline__ void advance(Rows& rows) {
     const Part& part = Places::parts()[part_];
     const uint32_t first = tile_ * kTileKeys, end = part.tile.position + part.tile.tokens;
-    rows.count = end - first < kTileKeys ? end - first : kTileKeys;
-#pragma unroll
-    for (uint32_t i = 0; i < kOfLane; ++i) {
-      const uint32_t piece = i * 32 + lane_;
-      if (piece < kPieces && piece * kPieceRows < rows.count && page_[i] >= num_pages_) {
-        Context::fail(MPK_ABORT_KERNEL);
-        rows.count = 0;
-      }
-      rows.row[i] = page_[i] < num_pages_ ? (page_[i] * planes_ + part.tile.head) * PageSize + (first + piece * kPieceRows) % PageSize : kNoRow;
+    uint32_t count = end - first < kTileKeys ? end - first : kTileKeys;
+    if (lane_ < kPieces && lane_ * kPieceRows < count && page_ >= num_pages_) {
+      Context::fail(MPK_ABORT_KERNEL);
+      count = 0;
     }
-    rows.count = __reduce_min_sync(0xFFFFFFFFu, rows.count);
+    rows.row = page_ < num_pages_ ? (page_ * planes_ + part.tile.head) * PageSize + (first + lane_ * kPieceRows) % PageSize : kNoRow;
+    rows.count = __reduce_min_sync(0xFFFFFFFFu, count);
     if (++tile_ == part.end && ++part_ != num_parts_) tile_ = Places::parts()[part_].begin;
     look_up();
   }
 
-  /* Fills the next stage with rows of the tile, starting with row `First`, as many as fit. Copies `Chunks` times 16 bytes of each
-   * row, starting with chunk `chunk`. `offset` is the offset of the plane in rows of the cache. */
-  template <uint32_t Chunks, uint32_t First>
-  __device__ __forceinline__ bool bring(const Rows& rows, uint32_t offset, uint32_t chunk) {
-    if (!warp_.wait_free()) return false;
-    if (rows.count == kTileKeys) copy<Chunks, First, true>(warp_.address(), rows, offset, chunk);
-    else copy<Chunks, First, false>(warp_.address(), rows, offset, chunk);
-    warp_.copies_begun();
+  /* Fills the next tile. `offset`: of the plane, in rows of the cache. `Zeros`: rows that do not exist become zeros, because a weight of 0
+   * times arbitrary memory may not be a number. The scores of other keys are replaced. */
+  template <bool Zeros>
+  __device__ __forceinline__ bool bring(const Rows& rows, uint32_t offset) {
+    if (!warp_.wait_free(Places::kTileStages)) return false;
+    const uint32_t to = warp_.address();
+    /* Whole blocks are copied; with `Zeros`, lanes write the others. */
+    const uint32_t copied = (Zeros ? rows.count : rows.count + kBlockRows - 1) / kBlockRows * kBlockRows;
+    if (Zeros && copied != kTileKeys) write_rest(to, rows, offset, copied);
+    const uint32_t barrier = warp_.begin_copies(Places::kTileStages, copied * kRowBytes);
+    const uint32_t first = lane_ * kPieceRows; /* of the lane's piece */
+    if (lane_ < kPieces && first < copied)
+      bulk_copy(to + first * kRowBytes, address(rows.row + offset), min(copied - first, kPieceRows) * kRowBytes, barrier);
     return true;
   }
-  template <uint32_t Chunks, uint32_t First, bool Whole>
-  __device__ __forceinline__ void copy(uint32_t stage, const Rows& rows, uint32_t offset, uint32_t chunk) const {
-    constexpr uint32_t kAtOnce = 32 / Chunks;
-    const uint32_t of_lane = lane_ / Chunks, own = lane_ % Chunks;
-    const uint64_t base = addr_ + (chunk + own) * 16;
-    const uint32_t to = stage + own / 8 * (kStageBytes / (Chunks / 8)) + of_lane * 128;
-    uint32_t row = kNoRow;
-    uint64_t from = 0;
-    /* Tiles that are not whole are rare. Unrolled, their loop would need more registers than the warp has. */
-    constexpr uint32_t kUnrolled = Whole || kOfLane > 1 ? 32 : 4;
-#pragma unroll kUnrolled
-    for (uint32_t i = 0; i < 32; ++i) {
-      const uint32_t first = First + i * kAtOnce; /* first of the rows that are copied at once */
-      if (i == 0 || first % kPieceRows == 0 || kPieceRows < kAtOnce) {
-        row = __shfl_sync(0xFFFFFFFFu, rows.row[first / kPieceRows / 32], static_cast<int>((first / kPieceRows + of_lane / kPieceRows) % 32));
-        from = base + static_cast<uint64_t>(Whole || row != kNoRow ? row + offset + (first + of_lane) % kPieceRows : 0) * (Dim * 2);
-      }
-      const uint32_t place = to + i * kAtOnce * 128 + (own % 8 ^ (kPermuted ? 0 : (i * kAtOnce + of_lane) % 8)) * 16;
-      copy16<Whole>(place, from, first + of_lane < rows.count);
-      from += kAtOnce * Dim * 2;
+  /* Writes the tile's rows from `from` on, the start of a block; those that do not exist are zeros. */
+  __device__ __forceinline__ void write_rest(uint32_t to, const Rows& rows, uint32_t offset, uint32_t from) const {
+    constexpr uint32_t kChunks = kRowBytes / 16; /* of a row */
+    const uint32_t piece = from / kPieceRows, row = __shfl_sync(0xFFFFFFFFu, rows.row, static_cast<int>(piece));
+    const uint64_t source = address(row + offset) - piece * kPieceRows * kRowBytes;
+#pragma unroll 1
+    for (uint32_t chunk = from * kChunks + lane_; chunk < kTileKeys * kChunks; chunk += 32) {
+      const uint32_t row_in_tile = chunk / (kBlockRows * kChunks) * kBlockRows + chunk / 8 % kBlockRows;
+      uint4 v;
+      load_global16_if<0>(v.x, v.y, v.z, v.w, source + chunk * 16, row_in_tile < rows.count);
+      store_shared16(to + chunk * 16, v);
     }
+    WarpLoader::show_writes();
   }
-  template <bool Whole>
-  static __device__ __forceinline__ void copy16(uint32_t to, uint64_t from, bool valid) {
-    if constexpr (Whole) asm volatile("cp.async.cg.shared.global [%0],[%1],16;" ::"r"(to), "l"(from) : "memory");
-    else asm volatile("cp.async.cg.shared.global [%0],[%1],16,%2;" ::"r"(to), "l"(from), "r"(valid ? 16u : 0u) : "memory");
-  }
+  /* Of a row that is the start of a block. */
+  __device__ __forceinline__ uint64_t address(uint32_t row) const { return addr_ + static_cast<uint64_t>(row) * kRowBytes; }
 
   WarpLoader& warp_;
   const uint32_t lane_;
   const uint64_t addr_;
   const uint32_t planes_, num_pages_, num_parts_;
   uint32_t part_ = 0, tile_; /* the tile that is being looked up */
-  uint32_t page_[kOfLane] = {};
+  uint32_t page_ = kNoRow;   /* of the lane's piece */
 };
 
 /* Copies all that the compute warps take in a task. Returns false if they have left. */
@@ -181,18 +159,23 @@ __device__ __forceinline__ bool bring_all(const TaskSlot& slot) {
   using Places = Layout<Dim>;
   WarpLoader warp;
   bool go_on = warp.borrow();
+  /* A stage without data. */
+  const auto pass = [&] {
+    if (!warp.wait_free(1)) return false;
+    warp.begin_copies(1, 0);
+    return true;
+  };
   for (bool more = true; go_on && more;) {
     go_on = warp.wait_begun();
     if (!go_on) break;
     const Control& control = Places::control();
     const uint32_t steps = reread(control.steps);
     more = reread(control.more) != 0;
-    if (steps != 0) {
-      go_on = Stream<Dim, PageSize>(slot.operands[1], warp).run(steps);
+    if (steps == 0) {
+      go_on = pass(); /* by waiting for it, the compute warps keep the work area until this warp has read the table */
     } else {
-      /* An empty stage. By waiting for it, the compute warps keep the work area until this warp has read the table. */
-      go_on = warp.wait_free();
-      if (go_on) warp.copies_begun();
+      if (warp.index() % Places::kTileStages != 0) go_on = pass(); /* the stages of a tile must be adjacent */
+      go_on = go_on && Stream<Dim, PageSize>(slot.operands[1], warp).run(steps);
     }
     warp.brought();
   }

@@ -15,16 +15,17 @@ namespace attention_prefill {
 constexpr uint32_t kHalfTile = 64 * 128;
 
 /* The low word of the descriptor of a factor in shared memory. The shuffle tells the compiler that all lanes have the same value, so
- * it uses uniform registers. The high word says that groups of eight rows are 1,024 bytes apart, swizzled by 128 bytes.
- * For queries and keys, a row or column of the product is a row in shared memory; the next 16 elements are 32 bytes further. */
+ * it uses uniform registers. The factor has groups of 8 rows of 128 bytes, swizzled by 128 bytes. For queries and keys, a row or column
+ * of the product is a row in shared memory; the next 16 elements are 32 bytes further. */
 __device__ __forceinline__ uint32_t rows_side(uint32_t address) { return __shfl_sync(0xFFFFFFFFu, (address & 0x3FFFFu) >> 4 | 1u << 16, 0); }
-/* For values, which are transposed: a column of the product is an element, in groups of 64; the next 16 positions are 2,048 bytes
- * further. */
-__device__ __forceinline__ uint32_t values_side(uint32_t address) {
-  return __shfl_sync(0xFFFFFFFFu, (address & 0x3FFFFu) >> 4 | kHalfTile / 16 << 16, 0);
+/* For values, which are transposed: a column of the product is an element, and a row of the 128 bytes has 64 of them. The next 64 are in
+ * the next group; the next 16 positions are in the next two blocks. */
+__device__ __forceinline__ uint32_t values_side(uint32_t address) { return __shfl_sync(0xFFFFFFFFu, (address & 0x3FFFFu) >> 4 | 1024u / 16 << 16, 0); }
+/* The full descriptor, `bytes` further. `Block`: bytes from a group of 8 rows to that of the next 8 rows or positions. */
+template <uint32_t Block>
+__device__ __forceinline__ uint64_t descriptor(uint32_t side, uint32_t bytes) {
+  return 0x4000000000000000ull | static_cast<uint64_t>(Block / 16) << 32 | (side + bytes / 16);
 }
-/* The full descriptor, `bytes` further. */
-__device__ __forceinline__ uint64_t descriptor(uint32_t side, uint32_t bytes) { return 0x4000004000000000ull | (side + bytes / 16); }
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #define MPK_F8(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
