@@ -31,8 +31,20 @@ struct WideBroad : TaskCode {
   static_assert(kStageBytes == 4 * 8 * kWideBlockBytes, "a stage is 64 rows x 128 k");
 
   static __device__ __forceinline__ uint32_t chains_of(const TaskSlot& slot) { return wide::params_of(slot).high / 64; }
+
+  /* Where a thread works. */
+  struct Warp {
+    uint32_t tile, lane;  /* of the warpgroup's four tiles of 16 rows of the weight */
+    uint32_t first_token; /* bytes from the start of a column tile to the warpgroup's tokens */
+    bool arrives;         /* this thread releases what its warp has read */
+  };
   static __device__ __forceinline__ void multiply(Sums (&sums)[kChains], StageRing& stages, PlaceRing& places, uint32_t blocks, uint32_t chains,
-                                                  uint32_t warp, uint32_t lane, bool arrives);
+                                                  const Warp& warp);
+  template <uint32_t Chains>
+  static __device__ __forceinline__ void full_steps(Sums (&sums)[kChains], StageRing& stages, PlaceRing& places, uint32_t steps, const Warp& warp);
+  static __device__ __forceinline__ void short_step(Sums (&sums)[kChains], StageRing& stages, PlaceRing& places, uint32_t here, uint32_t chains,
+                                                    const Warp& warp);
+  static __device__ __forceinline__ void multiply_half(Sums& sums, const uint4 (&a)[4], uint32_t tokens);
 };
 
 template <uint32_t Weight>
@@ -55,48 +67,95 @@ __device__ inline bool WideBroad<Weight>::load(Loader& loader) {
   return wide.run<true, false>(stages, (blocks.count + 3) / 4, weights, [] {}, place);
 }
 
-/* Multiplies `blocks` times 16 k into `sums`. A step has 128 k, or what is left: a stage for each of the `chains`, with its 64 rows of the
+/* Multiplies `blocks` times 16 k into `sums`. A step has 128 k, or what is left: a stage for each of the chains, with its 64 rows of the
  * weight, and two places with 64 k of the tokens each. */
 template <uint32_t Weight>
 __device__ __forceinline__ void WideBroad<Weight>::multiply(Sums (&sums)[kChains], StageRing& stages, PlaceRing& places, uint32_t blocks, uint32_t chains,
-                                                            uint32_t warp, uint32_t lane, bool arrives) {
+                                                            const Warp& warp) {
 #pragma unroll
   for (uint32_t chain = 0; chain < kChains; ++chain) sums[chain].clear();
-  constexpr uint32_t kNext = kTileBytes / 16; /* from one column tile to the next, in units of a descriptor */
-  const uint32_t first_token = warp / 4 * (kTokens * kNarrowBytes);
-  uint4 a[4];
-  uint32_t tokens[2]; /* addresses of the warpgroup's tokens in the step's places */
-#pragma unroll 1
-  for (uint32_t left = blocks; left != 0;) {
-    const uint32_t here = min(left, 8u);
-#pragma unroll
-    for (uint32_t chain = 0; chain < kChains; ++chain) {
-      if (chain >= chains) break;
-      stages.wait();
-#pragma unroll
-      for (uint32_t half = 0; half < 2; ++half) {
-        if (half == 1 && here <= 4) break;
-        load_blocks(a, stages.address() + (warp % 4 * here + half * 4) * kWideBlockBytes + lane * 16, here - half * 4);
-        if (chain == 0) {
-          places.wait();
-          tokens[half] = places.address() + first_token;
-          places.next();
-        }
-        const uint64_t b = narrow_descriptor(tokens[half]);
-        wgmma_fence();
-#pragma unroll
-        for (uint32_t block = 0; block < 4; ++block) wgmma<Weight>(sums[chain].of[0], a[block], b + block * kNext);
-        wgmma_commit();
-        if (arrives && (half == 1 || here <= 4)) mbarrier_arrive(stages.empty_barrier());
-        wgmma_wait<0>();
-        if (arrives && chain + 1 == chains) mbarrier_arrive(places.empty_barrier(tokens[half]));
-      }
-      stages.next();
-    }
-    left -= here;
-  }
+  const uint32_t steps = blocks / 8;
+  if (chains == 3) full_steps<3>(sums, stages, places, steps, warp);
+  else if (chains == 2) full_steps<2>(sums, stages, places, steps, warp);
+  else full_steps<1>(sums, stages, places, steps, warp);
+  if (blocks % 8 != 0) short_step(sums, stages, places, blocks % 8, chains, warp);
 #pragma unroll
   for (uint32_t chain = 0; chain < kChains; ++chain) sums[chain].keep_order();
+}
+
+/* While the products of 64 k run, the next weights are loaded. ptxas pauses after each product if the number of chains is known only at run
+ * time, or if weights in registers are changed in a branch. So there is a loop for each number of chains, and short steps are apart. */
+template <uint32_t Weight>
+template <uint32_t Chains>
+__device__ __forceinline__ void WideBroad<Weight>::full_steps(Sums (&sums)[kChains], StageRing& stages, PlaceRing& places, uint32_t steps,
+                                                              const Warp& warp) {
+#pragma unroll 1
+  for (; steps != 0; --steps) {
+    uint4 a[2][4];
+    uint32_t tokens[2]; /* addresses of the warpgroup's tokens in the step's places */
+#pragma unroll
+    for (uint32_t chain = 0; chain < Chains; ++chain) {
+      stages.wait();
+      const uint32_t from = stages.address() + warp.tile * 8 * kWideBlockBytes + warp.lane * 16;
+#pragma unroll
+      for (uint32_t half = 0; half < 2; ++half) {
+        wgmma_wait<1>(); /* the products before last have read these registers */
+#pragma unroll
+        for (uint32_t block = 0; block < 4; ++block) a[half][block] = load_shared16(from + (half * 4 + block) * kWideBlockBytes);
+        if (chain == 0) {
+          places.wait();
+          tokens[half] = places.address() + warp.first_token;
+          places.next();
+        }
+        multiply_half(sums[chain], a[half], tokens[half]);
+      }
+      if (warp.arrives) mbarrier_arrive(stages.empty_barrier()); /* the weights are in registers, because the products have begun */
+      stages.next();
+    }
+    wgmma_wait<0>();
+#pragma unroll
+    for (uint32_t half = 0; half < 2; ++half)
+      if (warp.arrives) mbarrier_arrive(places.empty_barrier(tokens[half]));
+  }
+}
+
+/* The last step: `here` blocks, fewer than 8. The places of the others are not filled. */
+template <uint32_t Weight>
+__device__ __forceinline__ void WideBroad<Weight>::short_step(Sums (&sums)[kChains], StageRing& stages, PlaceRing& places, uint32_t here, uint32_t chains,
+                                                              const Warp& warp) {
+  uint4 a[4];
+  uint32_t tokens[2] = {};
+#pragma unroll
+  for (uint32_t chain = 0; chain < kChains; ++chain) {
+    if (chain >= chains) break;
+    stages.wait();
+#pragma unroll
+    for (uint32_t half = 0; half < 2; ++half) {
+      if (half == 1 && here <= 4) break;
+      load_blocks(a, stages.address() + (warp.tile * here + half * 4) * kWideBlockBytes + warp.lane * 16, here - half * 4);
+      if (chain == 0) {
+        places.wait();
+        tokens[half] = places.address() + warp.first_token;
+        places.next();
+      }
+      multiply_half(sums[chain], a, tokens[half]);
+      wgmma_wait<0>();
+      if (warp.arrives && chain + 1 == chains) mbarrier_arrive(places.empty_barrier(tokens[half]));
+    }
+    if (warp.arrives) mbarrier_arrive(stages.empty_barrier());
+    stages.next();
+  }
+}
+
+/* Starts the products of 64 k. */
+template <uint32_t Weight>
+__device__ __forceinline__ void WideBroad<Weight>::multiply_half(Sums& sums, const uint4 (&a)[4], uint32_t tokens) {
+  constexpr uint32_t kNext = kTileBytes / 16; /* from one column tile to the next, in units of a descriptor */
+  const uint64_t b = narrow_descriptor(tokens);
+  wgmma_fence();
+#pragma unroll
+  for (uint32_t block = 0; block < 4; ++block) wgmma<Weight>(sums.of[0], a[block], b + block * kNext);
+  wgmma_commit();
 }
 
 template <uint32_t Weight>
@@ -111,7 +170,8 @@ __device__ inline int WideBroad<Weight>::run(Context& context) {
   StageRing stages(stage);
   PlaceRing places(place);
   Sums sums[kChains];
-  multiply(sums, stages, places, blocks, chains, context.warp, context.lane, kEveryLaneArrives || context.lane == 0);
+  const Warp warp = {context.warp % 4, context.lane, context.warp / 4 * (kTokens * kNarrowBytes), kEveryLaneArrives || context.lane == 0};
+  multiply(sums, stages, places, blocks, chains, warp);
   if (context.thread == 0) {
     poke(shared.next_stage, {stages.index, stages.parity});
     poke(shared.next_place, {places.index, places.parity});

@@ -6,9 +6,9 @@
 use crate::abi;
 use crate::tasks::contract;
 use crate::tasks::linear_knobs::{
-    BROAD_ROWS, LEAST_CUT_ROWS, LEAST_HALVED, LEAST_PARTIAL_ROWS, LEAST_QUARTERED, LEAST_ROUNDED, LEAST_ROWS,
-    LEAST_STACKED, LEAST_TALL_ROWS, MOST_QUARTERED_ROWS, SHARED_BROAD_ROWS, SHARED_TALL_ROWS, TALL_GATED_128,
-    TALL_ROWS,
+    BROAD_ROWS, LEAST_BROAD_ROUNDED, LEAST_CUT_ROWS, LEAST_HALVED, LEAST_PARTIAL_ROWS, LEAST_QUARTERED,
+    LEAST_ROUNDED, LEAST_ROWS, LEAST_STACKED, LEAST_TALL_ROWS, MOST_QUARTERED_ROWS, SHARED_BROAD_ROWS,
+    SHARED_TALL_ROWS, TALL_GATED_128, TALL_ROWS,
 };
 use crate::tasks::source::Source;
 use crate::tasks::wide_tile::{
@@ -248,14 +248,19 @@ fn cut_of(product: &Product, op: &LocalOp<'_>, target: &Target) -> Cut {
     if is_halved(product, op, target, false) {
         return Cut::all(2);
     }
+    let broad = is_broad(*rows, op.world, target);
+    let least = match (out.dtype, broad) {
+        (DType::F32, _) => &LEAST_QUARTERED,
+        (_, false) => &LEAST_ROUNDED,
+        (_, true) => &LEAST_BROAD_ROUNDED,
+    };
     let fits = !product.gated
         && !product.gathers
         && FEW.iter().all(|few| *rows > u64::from(few.width))
-        && *k >= target.tuned(if out.dtype == DType::F32 { &LEAST_QUARTERED } else { &LEAST_ROUNDED })
+        && *k >= target.tuned(least)
         && (out.dtype == DType::F32 || op.world == 1 || is_partial(product, op));
     let size = (*rows as u32, *columns as u32, *k as u32);
     if fits && *rows <= target.tuned(&MOST_QUARTERED_ROWS) {
-        let broad = is_broad(*rows, op.world, target);
         return Cut::all(fastest_parts(size.0, size.1, size.2, target.workers, broad));
     }
     let cuts = fits && *rows >= target.tuned(&LEAST_CUT_ROWS);

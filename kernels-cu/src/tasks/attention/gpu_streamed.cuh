@@ -128,7 +128,11 @@ class StreamedTile : public MmaTile<Dtype, Dim, PageSize, 1, Window> {
     lane_ = Context::thread_index() % 32;
     g_ = lane_ / 4;
     t_ = lane_ % 4;
+    of_lane_ = lane_ / 16 * (8 * kRowBytes) + lane_ % 8 * 128 + chunk();
+    asm volatile("" : "+r"(of_lane_)); /* otherwise it would be computed again for every unit, between a wait and the loads */
   }
+  /* Of a row of 128 bytes: where the lane's 16 bytes are. Units begin at a block. */
+  __device__ __forceinline__ uint32_t chunk() const { return (lane_ / 8 % 2 ^ lane_ % 8) * 16; }
 
   /* Passes stages that this warp does not use. */
   static __device__ __forceinline__ bool pass(StageReader& reader, uint32_t stages) {
@@ -140,20 +144,19 @@ class StreamedTile : public MmaTile<Dtype, Dim, PageSize, 1, Window> {
     return true;
   }
 
-  /* The row that this lane names to ldmatrix, of the unit at `begin`, which is at `staged` in a stage. Positions from `end` on are
+  /* The 16 bytes that this lane names to ldmatrix, of the unit at `begin`, which is at `staged` in a stage. Positions from `end` on are
    * kept rows. Those that do not exist, after the last one, get the last one: their scores are masked, and 0 times its values is 0. */
   __device__ __forceinline__ uint32_t row_at(uint32_t begin, uint32_t end, uint32_t staged, const Element* kept) const {
     const uint32_t position = begin + lane_ / 16 * 8 + lane_ % 8;
-    if (position < end) return staged + lane_ / 16 * (8 * kRowBytes) + lane_ % 8 * 128;
-    return shared_address(kept) + ((position < share_.last ? position : share_.last - 1) - share_.first_new) * 128;
+    if (position < end) return staged + of_lane_;
+    return shared_address(kept) + ((position < share_.last ? position : share_.last - 1) - share_.first_new) * 128 + chunk();
   }
 
   /* Loads fragments of the unit's 16 rows: of 16 dimensions each, [0] the first 8 rows and dimensions, [1] the next 8 dimensions, [2] and
    * [3] the same of the other 8 rows. For keys, these are right operands of the two groups of 8 keys. With `Transposed`, they are
    * left operands: the values' dimensions are rows of the product. */
   template <bool Transposed>
-  __device__ __forceinline__ void load(uint32_t (&to)[kSteps][4], uint32_t row) const {
-    const uint32_t first = row + (lane_ / 8 % 2 ^ lane_ % 8) * 16; /* rows of 128 bytes; units begin at a block */
+  __device__ __forceinline__ void load(uint32_t (&to)[kSteps][4], uint32_t first) const {
 #pragma unroll
     for (uint32_t i = 0; i < kSteps; ++i) {
       const uint32_t from = (first ^ i % 4 * 32) + i / 4 * (Layout::kNext64 * 2);
@@ -192,6 +195,8 @@ class StreamedTile : public MmaTile<Dtype, Dim, PageSize, 1, Window> {
       mma<Dtype>(this->out_[i][0], values[i][0], values[i][1], values[i][2], values[i][3], rest[0][0], rest[0][1]);
     }
   }
+
+  uint32_t of_lane_ = 0; /* from the start of a unit in a stage to the lane's 16 bytes */
 
   using Base::g_;
   using Base::lane_;

@@ -270,13 +270,17 @@ struct AttentionPrefill : TaskCode {
     const mpk_operand& from = context.input(0);
     const uint32_t thread = context.thread % 128, chunk = thread % kChunks;
     const uint32_t to = queries_at(context, warpgroup, buffer) + chunk / 8 * attention_prefill::kHalfTile;
+    const attention_prefill::RowMap map = rows(context);
+    const uint32_t stride = from.strides[0];
+    const uint64_t first = from.addr + chunk * 16;
+    const attention_prefill::Tile own = tile; /* in registers, because the copies may write any memory */
 #pragma unroll
     for (uint32_t i = 0; i < 64 / kAtOnce; ++i) {
       const uint32_t row = i * kAtOnce + thread / kChunks;
       uint64_t at;
-      const bool valid = rows(context).find(tile, warpgroup * 64 + row, from.strides[0], Dim, &at);
+      const bool valid = map.find(own, warpgroup * 64 + row, stride, Dim, &at);
       asm volatile("cp.async.cg.shared.global [%0],[%1],16,%2;" ::"r"(to + row * 128 + (chunk % 8 ^ row % 8) * 16),
-                   "l"(from.addr + (valid ? at * 2 : 0) + chunk * 16), "r"(valid ? 16u : 0u)
+                   "l"(first + (valid ? at * 2 : 0)), "r"(valid ? 16u : 0u)
                    : "memory");
     }
   }
@@ -382,11 +386,13 @@ struct AttentionPrefill : TaskCode {
       all[r] = total[r] + __shfl_xor_sync(0xFFFFFFFFu, total[r], 1);
       all[r] += __shfl_xor_sync(0xFFFFFFFFu, all[r], 2);
     }
-    if (part.partial == attention_prefill::kWhole) {
+    const uint32_t index = part.partial;
+    if (index == attention_prefill::kWhole) {
       const mpk_operand& out = context.output(0);
+      const attention_prefill::RowMap map = rows(context);
 #pragma unroll
       for (uint32_t r = 0; r < 2; ++r) {
-        const attention_prefill::Result<Dim, Columns> to(rows(context).find(part.tile, row + 8 * r), out);
+        const attention_prefill::Result<Dim, Columns> to(map.find(part.tile, row + 8 * r), out);
         const float inverse = reciprocal(all[r]);
 #pragma unroll
         for (uint32_t j = 0; j < Dim / 8; j += 4) {
@@ -397,14 +403,13 @@ struct AttentionPrefill : TaskCode {
       }
       return;
     }
-    const mpk_operand &partial = context.output(1), &state = context.output(2);
+    const mpk_operand& state = context.output(2);
+    float4* const to = attention_prefill::partial_sums(context.output(1), index, Dim, row / 16, 0, context.lane);
 #pragma unroll
-    for (uint32_t j = 0; j < Dim / 8; ++j)
-      *attention_prefill::partial_sums(partial, part.partial, Dim, row / 16, j, context.lane) =
-          make_float4(sums[4 * j], sums[4 * j + 1], sums[4 * j + 2], sums[4 * j + 3]);
+    for (uint32_t j = 0; j < Dim / 8; ++j) to[32 * j] = make_float4(sums[4 * j], sums[4 * j + 1], sums[4 * j + 2], sums[4 * j + 3]);
     const bool first = context.lane % 4 == 0; /* a choice, because an index would put the numbers into local memory */
     if (context.lane % 4 < 2)
-      *attention_prefill::partial_state(state, part.partial, first ? row : row + 8) =
+      *attention_prefill::partial_state(state, index, first ? row : row + 8) =
           first ? make_float2(highest[0], all[0]) : make_float2(highest[1], all[1]);
   }
 #endif

@@ -58,6 +58,24 @@ fn graphs_with_cut_tiles_pass_the_verifier() {
     assert!(graphs[0].tensors.iter().all(|t| t.name != "out.first"));
 }
 
+/// If a tile has all of more than 64 rows, no tasks share the k of a product whose output is rounded: another task would have to sum the parts.
+#[test]
+fn rounded_outputs_of_broad_tiles_have_no_parts() {
+    // Of a product with an output of 2 bytes, and of one with a residual.
+    let have_parts = |rows: u32| {
+        let mut graph = product(rows);
+        let rounded = graph.op("rounded", "linear", &[TensorId(0), TensorId(2)], Attrs::new());
+        graph.tensor_mut(rounded).output = true;
+        let options = BuildOptions::new(1, Target { wide: true, ..Target::cpu(132) });
+        let graphs = build_all(&graph, &registry(), &options).unwrap();
+        if let Err(violations) = verify(&graphs) {
+            panic!("{rows} rows: {}", violations[0]);
+        }
+        ["rounded.first", "out.first"].map(|name| graphs[0].tensors.iter().any(|t| t.name == name))
+    };
+    assert_eq!([65, 128, 129].map(have_parts), [[false, true], [false, true], [true, true]]);
+}
+
 /// Blocks of a norm, two products of which the second is cut, and a residual.
 fn blocks(count: u32) -> OpGraph {
     let mut graph = OpGraph::new("blocks", Capacity { rows: 1300, samples: 1, active: 1 });
