@@ -10,8 +10,8 @@ Makes sure that a Rust toolchain, a C++ compiler, Open MPI and libclang are inst
 missing with apt-get, as root or through sudo. If neither is possible, it prints the command to run and
 ends with exit status 3. It is quick if nothing is missing.
 
-  --cuda      also what compiles models for NVIDIA GPUs: CUDA's compiler and NVSHMEM, from PyPI into
-              .setup/nvidia, pinned (about 160 MB to download, under NVIDIA's licences, which are stored
+  --cuda      also what compiles models for NVIDIA GPUs: CUDA's compiler and disassembler, and NVSHMEM, from PyPI into
+              .setup/nvidia, pinned (about 165 MB to download, under NVIDIA's licences, which are stored
               in the same folder). Needs no GPU and no driver. The compiled models need a driver of CUDA 13 (580 or later)
   --cuda12    the same for drivers of CUDA 12 (525 or later): NVSHMEM for CUDA 12 from PyPI into .setup/nvidia (about 75 MB), and
               the compiler of a CUDA toolkit 12.4 or later on this machine. PyPI has no such compiler; if this machine has none,
@@ -32,6 +32,7 @@ END
 nvshmem_version=3.4.5
 cuda_nvcc_version=13.0.88
 cuda_nvvm_version=13.0.88
+cuda_nvdisasm_version=13.5.37
 # For --nvshmem, only the headers of these three are used, to parse NVSHMEM's.
 cuda_runtime_version=13.0.96
 cuda_crt_version=13.0.88
@@ -95,7 +96,7 @@ has_clients() { cmp -s scripts/clients.txt "$setup_folder/clients/clients.txt"; 
 has_deny() { [[ $(cargo deny --version 2>/dev/null) =~ ^cargo-deny\ 0\.(1[89]|[2-9][0-9])\. ]]; }
 nvidia_versions="nvshmem $nvshmem_version, cuda-runtime $cuda_runtime_version, cuda-crt $cuda_crt_version"
 nvidia_versions+=", cuda-cccl $cuda_cccl_version"
-nvcc_versions=", cuda-nvcc $cuda_nvcc_version, nvvm $cuda_nvvm_version"
+nvcc_versions=", cuda-nvcc $cuda_nvcc_version, nvvm $cuda_nvvm_version, nvdisasm $cuda_nvdisasm_version"
 if $want_cuda && [[ -n ${CUDA_HOME:-} && -n ${NVSHMEM_HOME:-} ]]; then
     want_cuda=false want_nvshmem=true
 fi
@@ -212,7 +213,8 @@ install_nvidia() {
     fi
     local versions="$nvidia_versions"
     if $want_cuda; then
-        packages+=("nvidia-cuda-nvcc==$cuda_nvcc_version" "nvidia-nvvm==$cuda_nvvm_version")
+        packages+=("nvidia-cuda-nvcc==$cuda_nvcc_version" "nvidia-nvvm==$cuda_nvvm_version"
+            "nvidia-cuda-nvdisasm==$cuda_nvdisasm_version")
         versions+="$nvcc_versions"
     fi
     say "downloading $files from PyPI into .setup/nvidia: ${packages[*]}"

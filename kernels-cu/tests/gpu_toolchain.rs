@@ -91,7 +91,7 @@ fn wide_products_run_on_the_tensor_cores_without_pauses() {
     println!("{:?}\n{}", made.took, made.log);
     assert!(!made.log.contains("(C75"), "{}", made.log);
 
-    // From the toolkit, or one in the path; the set-up does not install it.
+    // From the toolkit, which the set-up installs, or one in the path.
     let nvcc = Toolchain::find(Architecture::Sm90a, false, &[]).unwrap().nvcc.path;
     let cubin = folder.path().join("wide.cubin");
     std::fs::write(&cubin, &made.bytes).unwrap();
@@ -104,14 +104,25 @@ fn wide_products_run_on_the_tensor_cores_without_pauses() {
     };
     let text = String::from_utf8_lossy(&listing.stdout);
     let lines: Vec<&str> = text.lines().collect();
-    let products: Vec<usize> =
-        (0..lines.len()).filter(|&i| lines[i].contains("HGMMA.64x128x16.F32.BF16")).collect();
-    // Four blocks of a step, for two tiles of tokens and for one; and attention's values.
-    assert!(products.len() >= 12, "{} products", products.len());
-    // Products close to each other belong to one loop.
-    for pair in products.windows(2).filter(|pair| pair[1] - pair[0] < 100) {
-        let local = lines[pair[0]..pair[1]].iter().find(|line| line.contains("LDL") || line.contains("STL"));
-        assert!(local.is_none(), "{local:?}");
+    // Of 128 tokens: four blocks of a step, for two tiles of tokens and for one; and attention's values. Of 64: the loops for one, two and
+    // three chains (`gpu/wide_broad.cuh`), with eight blocks each, and others.
+    for (tokens, least) in [(128, 12), (64, 48)] {
+        let name = format!("HGMMA.64x{tokens}x16.F32.BF16");
+        let products: Vec<usize> = (0..lines.len()).filter(|&i| lines[i].contains(&name)).collect();
+        assert!(products.len() >= least, "{} products of {tokens} tokens", products.len());
+        // Products close to each other belong to one loop.
+        for pair in products.windows(2).filter(|pair| pair[1] - pair[0] < 100) {
+            let local =
+                lines[pair[0]..pair[1]].iter().find(|line| line.contains("LDL") || line.contains("STL"));
+            assert!(local.is_none(), "{local:?}");
+        }
+        // At most every third product ends a group. If ptxas pauses after each of them, each does.
+        let groups = products.iter().filter(|&&i| lines[i].contains("gsb0")).count();
+        assert!(
+            groups * 3 <= products.len(),
+            "{groups} of {} products of {tokens} tokens end a group",
+            products.len()
+        );
     }
 }
 

@@ -18,7 +18,7 @@ ROWS = {1: 16, 2: 1, 5: 4, 8: 2, 16: 8, 33: 16}  # rows: page size
 # Rows of wide products, and how many shapes of each kind of operator; the outputs of many rows are long
 WIDE_ROWS = {12: 6, 20: 6, 40: 4, 64: 6, 65: 4, 128: 4, 130: 4, 300: 3, 1025: 2, 2048: 1}
 SHARED_ROWS = [1, 5, 16]
-LONG_ROWS = {129: 8, 300: 64}  # graphs of attention only, with as many rows as a chunk of a prompt: page size
+LONG_ROWS = {129: 8, 131: 4, 170: 256, 300: 64}  # graphs of attention only, with as many rows as a chunk of a prompt: page size
 # Rows of several sequences in one iteration: the rows of each, page size, rotation of the shapes, attributes. `many` has more tasks
 # than workers, so that a task has several heads and several slots; `long` has the steps for many rows on GPUs that have them
 SEQUENCES = {

@@ -58,7 +58,7 @@ ROWS = [
     bench(H200, "qwen3-8b", 16, 1, 4.480, PUSHED),
     bench(H200, "qwen3-8b", 32, 1, 4.949, PUSHED),
     bench(H200, "qwen3-8b", 64, 1, 6.297, "h200-1x-2026-11-28-c.json"),
-    bench(H200, "qwen3-8b", 128, 1, 8.425, "h200-1x-2026-11-28-c.json"),
+    bench(H200, "qwen3-8b", 128, 1, 7.927, "tp-8b-1x-2026-12-01.json"),
     bench(H200, "qwen3-8b", 1, 2, 2.414, "copies-2026-11-28.json"),
     bench(H200, "qwen3-8b", 8, 2, 2.750, "copies-2026-11-28.json"),
     bench(H200, "qwen3-8b", 16, 2, 2.887, NARROW, allreduce="auto"),

@@ -8,7 +8,7 @@
 namespace mpk {
 namespace gpu {
 
-/* Called after the slot has been published: fetches the inputs that bulk copies cannot fetch, if the task has any. The next task's
+/* Called after the slot has been published: fetches the inputs that are found in tables (warp_loader.cuh), if the task has any. The next task's
  * descriptor is fetched only after that. This costs little, because such tasks are long. The slot does not change meanwhile, because the
  * loader releases it later. Returns false if the compute warps have left. */
 __device__ __forceinline__ bool bring(const TaskSlot& slot) { return slot.task.code == MPK_NO_CODE || bring_code(slot.task.code, slot); }

@@ -127,8 +127,8 @@ pub const MOST_QUARTERED_ROWS: Knob = Knob {
     about: "most rows of an iteration for which two or four tasks share every tile of 128 rows of the weight",
 };
 
-/// The fewest columns of a weight that several tasks share if the output is rounded; then the sum of the parts is rounded. If
-/// two tasks share `qkv`, a step of batch 128 takes 9.67 ms instead of 9.76 ms (8B, H200).
+/// The fewest columns of a weight that several tasks share if the output is rounded; then the sum of the parts is rounded. For up to
+/// [`MOST_QUARTERED_ROWS`], and for tiles that are cut ([`LEAST_CUT_ROWS`]). Tiles with all rows have [`LEAST_BROAD_ROUNDED`].
 pub const LEAST_ROUNDED: Knob = Knob {
     name: "wide.least_rounded_columns",
     default: 4096,
@@ -137,7 +137,8 @@ pub const LEAST_ROUNDED: Knob = Knob {
 };
 
 /// Like [`LEAST_ROUNDED`], if a tile has all of more than 64 rows. If four tasks share `qkv`, a step of batch 128 takes 8.50 ms, and 8.24 ms
-/// if none do (8B, one H200): each task then has tiles of 64 rows, and their sum is not a step of its own.
+/// if none do (8B, one H200): each task then has tiles of 64 rows, and their sum is not a step of its own. Weights with fewer than 6,144
+/// rows, which leave more workers without a tile, were not measured.
 pub const LEAST_BROAD_ROUNDED: Knob = Knob {
     name: "wide.least_broad_rounded_columns",
     default: 1 << 20,

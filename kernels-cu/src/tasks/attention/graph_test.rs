@@ -260,3 +260,23 @@ fn prefill_is_refused_where_it_is_impossible() {
     let error = build_all(&graph, &registry(), &BuildOptions::new(1, target)).unwrap_err().to_string();
     assert!(error.contains("`prefill`") && error.contains("tensor cores"), "{error}");
 }
+
+/// The GPU code copies blocks of 8 positions. With smaller pages, prompts have the attention of decode steps.
+#[test]
+fn small_pages_have_no_prefill() {
+    let target = Target::cuda(taskgraph::target::device("h200").unwrap());
+    let build = |positions: u64, more| {
+        let mut graph = graph_of(1, &target, 4, 256, 64, more);
+        let cache = graph.tensors.iter_mut().find(|t| t.name == "kv.0").unwrap();
+        cache.dims[2] = positions;
+        build_all(&graph, &registry(), &BuildOptions::new(1, target.clone()))
+    };
+    for (positions, prefills) in [(1, false), (4, false), (8, true), (256, true)] {
+        let graphs = build(positions, json!({})).unwrap();
+        let graph = &graphs[0];
+        let found = graph.tasks.iter().any(|t| graph.type_name(t) == "attention_prefill");
+        assert_eq!(found, prefills, "pages of {positions}");
+    }
+    let error = build(4, json!({"prefill": true})).unwrap_err().to_string();
+    assert!(error.contains("`prefill`") && error.contains("multiple of 8"), "{error}");
+}

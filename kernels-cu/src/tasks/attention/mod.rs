@@ -39,7 +39,7 @@
 //! sees no key has maximum -infinity and sum 0.
 //!
 //! In graphs of many rows it expands into `attention_append`, `attention_prefill` and `attention_prefill_merge`
-//! ([`super::attention_prefill`]), if the target has wide products and the GPU code supports the heads. The attribute `prefill`
+//! ([`super::attention_prefill`]), if the target has wide products and the GPU code supports the heads and pages. The attribute `prefill`
 //! (true or false) overrides that choice.
 //!
 //! Queries and keys are rounded to the act dtype after norm and rope; softmax and accumulation are f32.

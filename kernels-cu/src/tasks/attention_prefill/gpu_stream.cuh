@@ -58,7 +58,7 @@ class Stream {
   /* A piece is the rows of a tile that are adjacent in the cache. Lane l has piece l. */
   static constexpr uint32_t kPieceRows = PageSize < kTileKeys ? PageSize : kTileKeys;
   static constexpr uint32_t kPieces = kTileKeys / kPieceRows;
-  static_assert(kPieces <= 32, "attention_prefill");
+  static_assert(kPieces <= 32 && (PageSize & (PageSize - 1)) == 0, "attention_prefill");
 
   struct Rows {
     uint32_t row;   /* row of the cache at which the lane's piece starts, or kNoRow */
