@@ -93,7 +93,7 @@ pub(crate) fn gpu_page_size(cache: &mpk_operand, dim: u32) -> Result<u32, String
     if !matches!(row, 64 | 128) || gpu_float(cache)? == "MPK_F32" {
         return Err(format!("heads of {row}, or f32; the GPU code takes 64 and 128 elements of 2 bytes"));
     }
-    if page_size % u64::from(BLOCK_ROWS) != 0 {
+    if !page_size.is_multiple_of(u64::from(BLOCK_ROWS)) {
         return Err(format!("pages of {page_size} positions; the GPU code takes a multiple of {BLOCK_ROWS}"));
     }
     if pages * planes * page_size >= 1 << 32 {
@@ -128,7 +128,7 @@ pub(crate) fn chosen(op: &LocalOp<'_>, target: &Target) -> Result<bool, OpError>
         Some("the device has no tensor cores that multiply 64 rows at once".to_string())
     } else if !matches!(heads.head_dim, 64 | 128) || op.inputs[1].dtype == DType::F32 {
         Some("the GPU code takes heads of 64 and 128 elements of 2 bytes".to_string())
-    } else if op.inputs[1].dims[2] % u64::from(BLOCK_ROWS) != 0 {
+    } else if !op.inputs[1].dims[2].is_multiple_of(u64::from(BLOCK_ROWS)) {
         Some(format!("the GPU code takes pages of a multiple of {BLOCK_ROWS} positions"))
     } else {
         None
